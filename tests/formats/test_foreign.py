@@ -119,7 +119,7 @@ def test_lerobot(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from ringmap.formats.media.films import Encoding, encode_video
+    from ringmap.formats.media.videos import Encoding, encode_video
 
     episodes = make_episodes((5, 3, 7))
     fps, root = 10, tmp_path / "robot"

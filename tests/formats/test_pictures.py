@@ -11,7 +11,7 @@ from PIL import Image
 
 from ringmap.data import get_format, load_dataset
 from ringmap.errors import CorruptError, InputError, UnsupportedError
-from ringmap.formats.media import films, images
+from ringmap.formats.media import images, videos
 from ringmap.formats.rlds.features import Leaf, decode
 
 rng = np.random.default_rng(0)
@@ -379,7 +379,7 @@ def test_yuv_of_more_than_8_bits_comes_as_16_bits_of_rgb(tmp_path):
     assert np.abs(got.astype(int) - white).max() < 300
     for name in ("ya8", "pal8", "grayf32le", "gbrpf32le", "bayer_rggb8", "bayer_rggb16le"):
         with pytest.raises(UnsupportedError, match=name):
-            films._picture(av.VideoFormat(name), 18, 20, "here")
+            videos._picture(av.VideoFormat(name), 18, 20, "here")
 
 
 def test_video_of_another_kind_than_the_first_is_refused(tmp_path):
@@ -387,10 +387,10 @@ def test_video_of_another_kind_than_the_first_is_refused(tmp_path):
     dataset = load_dataset(path, output="numpy")
     (path / "x/ep_0.mp4").write_bytes(film("gray", FILMS["gray"]))
     with pytest.raises(CorruptError, match="frames of uint8"):
-        films.Decoder(str(path / "x/ep_0.mp4")).read([0], np.empty((1, 18, 20, 1), np.uint16))
+        videos.Decoder(str(path / "x/ep_0.mp4")).read([0], np.empty((1, 18, 20, 1), np.uint16))
     with pytest.raises(CorruptError, match="in colours"):
         data = film("rgb48le", FILMS["rgb48le"])
-        films.Decoder("here", data).read([0], np.empty((1, 18, 20, 1), np.uint16))
+        videos.Decoder("here", data).read([0], np.empty((1, 18, 20, 1), np.uint16))
     dataset.close()
 
 

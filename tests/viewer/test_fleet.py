@@ -17,7 +17,7 @@ from ringmap.errors import InputError, NotFoundError
 from ringmap.storage.disk.checksums import decode_signed, encode_signed
 from ringmap.storage.read.reader import Reader
 from ringmap.viewer import library as library_module
-from ringmap.viewer.index import AtWork, EpisodeIndex
+from ringmap.viewer.index import EpisodeIndex, RequestCounter
 from ringmap.viewer.library import Library
 from ringmap.viewer.sources import RingSource
 from ringmap.viewer.table import EpisodeTable, Part
@@ -263,9 +263,9 @@ def test_policies_and_pace(tmp_path, shelf):
 
 def most_at_once(paths, turn):
     """Return how many of several indices read at once."""
-    at_work, now, most = AtWork(), [], []
+    requests, now, most = RequestCounter(), [], []
     if turn is not None:
-        at_work.turn = turn
+        requests.turn = turn
 
     class Slow(RingSource):
         def data(self, name):
@@ -275,7 +275,7 @@ def most_at_once(paths, turn):
             now.pop()
             return super().data(name)
 
-    indices = [EpisodeIndex(Slow(str(path)), at_work) for path in paths]
+    indices = [EpisodeIndex(Slow(str(path)), requests) for path in paths]
     for index in indices:
         index.start()
     until(lambda: sum(index.done for index in indices), lambda done: done == 30)
@@ -295,9 +295,9 @@ def test_indices_take_turns(tmp_path):
 
 def test_an_index_that_waits_for_its_turn_can_be_closed(tmp_path):
     with fill(tmp_path / "a", 2) as buffer:
-        at_work = AtWork()
-        index = EpisodeIndex(RingSource(buffer), at_work)
-        with at_work.turn:
+        requests = RequestCounter()
+        index = EpisodeIndex(RingSource(buffer), requests)
+        with requests.turn:
             index.start()
             (thread,) = [t for t in threading.enumerate() if t.name == "ringmap-view-index"]
             index.close()
@@ -394,7 +394,7 @@ def test_a_ring_of_transitions_is_followed(tmp_path, serve):
         ((name, key),) = client.keys().items()
         about = client.json("place", p=key)
         assert (name, about["episodes"], about["steps"], about["max_steps"]) == ("ring", None, 30, 100)
-        assert "TransitionReplayBuffer.open" in about["code"] and not about["can_mark"]
+        assert "ringmap.open(" in about["code"] and not about["can_mark"]
         assert {c["name"]: c for c in about["columns"]}["rewards"]["range"] == [0.0, 29.0]
         before = client.api("thumb", p=key)
         add_transitions(buffer, 30, 130)

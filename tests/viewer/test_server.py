@@ -622,15 +622,15 @@ def test_nothing_there(tmp_path):
 
 def waited(give_way):
     """Return whether an index that is about to go on waits for a request."""
-    from ringmap.viewer.index import AtWork
+    from ringmap.viewer.index import RequestCounter
 
-    at_work, order = AtWork(), []
+    requests, order = RequestCounter(), []
 
     def background():
-        give_way(at_work)
+        give_way(requests)
         order.append("index")
 
-    with at_work:
+    with requests:
         thread = threading.Thread(target=background)
         thread.start()
         thread.join(0.05)
@@ -640,10 +640,10 @@ def waited(give_way):
 
 
 def test_the_index_gives_way_to_requests():
-    from ringmap.viewer.index import AtWork
+    from ringmap.viewer.index import RequestCounter
 
-    assert waited(AtWork.give_way) == ["request", "index"]
-    assert waited(lambda at_work: None) == ["index", "request"]  # control
+    assert waited(RequestCounter.give_way) == ["request", "index"]
+    assert waited(lambda requests: None) == ["index", "request"]  # control
 
 
 def test_places_are_opened_before_they_are_asked_for(tmp_path):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ringmap.cli.console import count, show
-from ringmap.cli.fleet import look_at, opened
+from ringmap.cli.fleet import opened, poll
 from ringmap.cli.options import DropNames, WriterOptions, writer_options
 from ringmap.cli.progress import is_watched
 
@@ -82,7 +82,7 @@ def collect(
     )
     if episodes:
         buffer = opened(path)
-        now = look_at(buffer)
+        now = poll(buffer)
         buffer.close()
         stored = f"{count(now.sum_of('episodes'), 'episode')}, {count(now.sum_of('steps'), 'step')}"
         show(

@@ -14,14 +14,14 @@ from ringmap.cli.console import count
 if TYPE_CHECKING:
     from ringmap.buffers.sharded.buffer import Shard, ShardedReplayBuffer
 
-__all__ = ["HEADER", "NUMBERS", "FleetLook", "cells", "look_at", "opened", "total"]
+__all__ = ["HEADER", "NUMBERS", "FleetPoll", "cells", "opened", "poll", "total"]
 
 HEADER = ("ring", "episodes", "steps", "written", "writer", "last commit", "problem")
 NUMBERS = "episodes steps written"
 
 
 @dataclass(frozen=True, slots=True)
-class FleetLook:
+class FleetPoll:
     """One observation: the rings, and when."""
 
     at: float
@@ -47,14 +47,14 @@ def _rows_say_it() -> Iterator[None]:
         yield
 
 
-def look_at(buffer: ShardedReplayBuffer) -> FleetLook:
-    """Look at all rings, and for new ones."""
+def poll(buffer: ShardedReplayBuffer) -> FleetPoll:
+    """Poll at all rings, and for new ones."""
     with _rows_say_it():
         buffer.refresh()
-    return FleetLook(time.monotonic(), buffer.shards)
+    return FleetPoll(time.monotonic(), buffer.shards)
 
 
-def total(path: str, now: FleetLook, before: FleetLook | None) -> dict[str, Any]:
+def total(path: str, now: FleetPoll, before: FleetPoll | None) -> dict[str, Any]:
     """Return what the rings hold together, and at which rate steps come."""
     rate = None
     if before is not None and now.at > before.at and now.sum_of("written") >= before.sum_of("written"):

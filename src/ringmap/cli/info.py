@@ -64,10 +64,10 @@ def info(path: Place, as_json: AsJson = False) -> None:
 
 
 def _show_rings(path: str, as_json: bool) -> None:
-    from ringmap.cli.fleet import HEADER, NUMBERS, cells, look_at, opened, total
+    from ringmap.cli.fleet import HEADER, NUMBERS, cells, opened, poll, total
 
     with opened(path) as buffer:
-        facts = total(path, look_at(buffer), None)
+        facts = total(path, poll(buffer), None)
     if as_json:
         show_json(facts)
         return

@@ -13,8 +13,8 @@ from ringmap.cli.console import clean, count, show
 from ringmap.cli.options import Force, Place
 from ringmap.cli.resolve import episodes_at, free_path
 from ringmap.errors import InputError
-from ringmap.formats.media.films import write_film
 from ringmap.formats.media.images import axes_of, enlarged, sheet, shown, spread
+from ringmap.formats.media.videos import write_video
 from ringmap.storage.disk.paths import refuse_address
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -126,5 +126,5 @@ def _video(target: str, dataset: Any, chosen: Sequence[int], name: str, fps: int
     parts = [_frames(dataset, number, name) for number in chosen]
     refuse_address(target)
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
-    write_film(target, fps, (shown(frame) for frames in parts for frame in frames))
+    write_video(target, fps, (shown(frame) for frames in parts for frame in frames))
     return sum(map(len, parts))

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 Once = Annotated[bool, typer.Option("--once", help="Print one line, and exit.")]
 Interval = Annotated[
     float,
-    typer.Option("--interval", "-n", metavar="S", min=0.05, help="Seconds between two looks."),
+    typer.Option("--interval", "-n", metavar="S", min=0.05, help="Seconds between two polls."),
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Poll:
     """One observation: counters since the buffer was created, and the stored amounts."""
 
     at: float
@@ -41,7 +41,7 @@ def watch(path: Buffer, once: Once = False, interval: Interval = 1.0, as_json: A
     """Show how a buffer fills while a collector writes it.
 
     Each line says what is stored, and at which rate steps come; of a directory with buffers below it, a table does. A
-    terminal shows one line that changes; anything else gets a line for each look, with --json an object. Takes no lock
+    terminal shows one line that changes; anything else gets a line for each poll, with --json an object. Takes no lock
     and slows no writer. Ends on Ctrl-C, with exit code 0.
     """
 
@@ -55,13 +55,13 @@ def watch(path: Buffer, once: Once = False, interval: Interval = 1.0, as_json: A
     reader = Reader(Disk(), local_path(path))
     noun = "step" if kind == EPISODES else "row"
     try:
-        first = seen = _look(reader)
+        first = seen = _poll(reader)
         if once or as_json or not sys.stdout.isatty():
             _tell(path, reader, seen, None, first, noun, as_json)
             while not once:
                 time.sleep(interval)
                 reader.refresh()
-                before, seen = seen, _look(reader)
+                before, seen = seen, _poll(reader)
                 _tell(path, reader, seen, before, first, noun, as_json)
         else:
             _live(path, reader, noun, interval)
@@ -72,14 +72,14 @@ def watch(path: Buffer, once: Once = False, interval: Interval = 1.0, as_json: A
 
 
 def _watch_rings(path: str, once: bool, interval: float, as_json: bool) -> None:
-    """Print a table of all rings, with the total, at each look."""
+    """Print a table of all rings, with the total, at each poll."""
     import json
 
-    from ringmap.cli.fleet import HEADER, NUMBERS, cells, look_at, opened, total
+    from ringmap.cli.fleet import HEADER, NUMBERS, cells, opened, poll, total
 
     with opened(path) as buffer:
         try:
-            before, now = None, look_at(buffer)
+            before, now = None, poll(buffer)
             while True:
                 facts = total(path, now, before)
                 if as_json:
@@ -90,17 +90,17 @@ def _watch_rings(path: str, once: bool, interval: float, as_json: bool) -> None:
                 if once:
                     return
                 time.sleep(interval)
-                before, now = now, look_at(buffer)
+                before, now = now, poll(buffer)
         except KeyboardInterrupt:
             raise typer.Exit(0) from None
 
 
-def _look(reader: Reader) -> Look:
+def _poll(reader: Reader) -> Poll:
     from ringmap.storage.inspect.describe import writer_of
 
     with thread.searching, reader.lock:
         live = reader.live
-        return Look(
+        return Poll(
             time.monotonic(),
             reader.head,
             reader.seq,
@@ -110,15 +110,15 @@ def _look(reader: Reader) -> Look:
         )
 
 
-def _rate(now: Look, before: Look | None) -> float | None:
-    """Return steps per second between two looks; None for a single look, or if the buffer was created again between
+def _rate(now: Poll, before: Poll | None) -> float | None:
+    """Return steps per second between two polls; None for a single look, or if the buffer was created again between
     them."""
     if before is None or now.at <= before.at or now.written < before.written:
         return None
     return (now.written - before.written) / (now.at - before.at)
 
 
-def _facts(path: str, reader: Reader, now: Look, before: Look | None, first: Look) -> dict[str, Any]:
+def _facts(path: str, reader: Reader, now: Poll, before: Poll | None, first: Poll) -> dict[str, Any]:
     rate = _rate(now, before)
     evicted = (now.written - now.steps) - (first.written - first.steps)
     return {
@@ -147,7 +147,7 @@ def _line(facts: dict[str, Any], noun: str) -> str:
     return " | ".join(parts)
 
 
-def _tell(path: str, reader: Reader, now: Look, before: Look | None, first: Look, noun: str, as_json: bool) -> None:
+def _tell(path: str, reader: Reader, now: Poll, before: Poll | None, first: Poll, noun: str, as_json: bool) -> None:
     facts = _facts(path, reader, now, before, first)
     if as_json:
         import json
@@ -163,9 +163,9 @@ def _live(path: str, reader: Reader, noun: str, interval: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    first = before = _look(reader)
+    first = before = _poll(reader)
 
-    def text(now: Look, then: Look | None) -> Text:
+    def text(now: Poll, then: Poll | None) -> Text:
         facts = _facts(path, reader, now, then, first)
         return Text(f"{clean(path)}: {clean(_line(facts, noun))}")
 
@@ -173,6 +173,6 @@ def _live(path: str, reader: Reader, noun: str, interval: float) -> None:
         while True:
             time.sleep(interval)
             reader.refresh()
-            now = _look(reader)
+            now = _poll(reader)
             live.update(text(now, before), refresh=True)
             before = now

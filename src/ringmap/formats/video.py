@@ -6,7 +6,7 @@
 
 The layout of stable-worldmodel, in both directions. H.264 is lossy; `lossless=True` is not.
 PyAV (the extra `video`) is imported when a video is opened. Decoders stay open; episodes are decoded in parallel.
-Not here: frames (media/films.py), columns (common/tabular.py), the log (common/writer.py).
+Not here: frames (media/videos.py), columns (common/tabular.py), the log (common/writer.py).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ringmap.formats.common.directory import DecodingSource
 from ringmap.formats.common.log import Encoded
 from ringmap.formats.common.tabular import Column, TabularFormat, TabularSource, TabularWriter
 from ringmap.formats.common.untrusted import kind_at
-from ringmap.formats.media.films import Decoder, Encoding, decode_runs, encode_video
 from ringmap.formats.media.images import Picture
+from ringmap.formats.media.videos import Decoder, Encoding, decode_runs, encode_video
 from ringmap.formats.registry import register_format
 
 __all__ = ["Video", "VideoSource", "VideoWriter"]
@@ -151,12 +151,12 @@ class VideoWriter(TabularWriter):
         return "mp4", "lossless video" if self._encoding.lossless else "video"
 
     def _pack(self, how: str, images: Array) -> tuple[Encoded, str]:
-        film = io.BytesIO()
+        video = io.BytesIO()
         rate = self.facts.fps or self._encoding.fps
-        encode_video(film, images, replace(self._encoding, fps=rate))
+        encode_video(video, images, replace(self._encoding, fps=rate))
         lossy = not self._encoding.lossless and images.dtype == np.uint8
         told = "H.264, which is lossy; for exact images pass lossless=True" if lossy else ""
-        return Encoded([film.getvalue()], how), told
+        return Encoded([video.getvalue()], how), told
 
     def _put(self, folder: str, number: int, how: str, images: Encoded) -> None:
         disk.write_file(os.path.join(folder, video_name(number)), images.values[0])

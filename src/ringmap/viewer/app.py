@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from importlib.resources import files
 from typing import Any
@@ -58,7 +57,7 @@ from ringmap.viewer.limits import (
     GoneError,
     TooLargeError,
 )
-from ringmap.viewer.opened import Opened
+from ringmap.viewer.open_dataset import OpenDataset, described
 from ringmap.viewer.table import EpisodeTable
 from ringmap.viewer.values import plain
 
@@ -68,9 +67,9 @@ log = logging.getLogger("ringmap")
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _EVERY_S = 0.5
-"""Between two looks at a ring that somebody watches."""
-_IDLE_LOOKS = 20
-"""After so many looks for nobody, looking ends."""
+"""Between two polls of a ring that somebody watches."""
+_IDLE_POLLS = 20
+"""After so many polls for nobody, polling ends."""
 _STILL_S = 15.0
 """Between two comments to a client while nothing happens: they tell that it has gone."""
 
@@ -92,7 +91,7 @@ class Viewer:
         """Call a function in a thread, when few others run."""
         if self._limit is None:
             self._limit = anyio.CapacityLimiter(max(2, min(4, cores())))
-        with self.library.at_work:
+        with self.library.requests:
             return await anyio.to_thread.run_sync(work, limiter=self._limit)
 
     def followed(self) -> list[_Followed]:
@@ -155,7 +154,7 @@ class Viewer:
 
         return _json(await self.run(work))
 
-    def _described(self, opened: Opened, name: int) -> dict[str, Any]:
+    def _described(self, opened: OpenDataset, name: int) -> dict[str, Any]:
         source, index = opened.source, opened.index
         number = source.number_of(name)
         with index.lock:
@@ -180,26 +179,13 @@ class Viewer:
         except (RingmapError, OSError) as error:
             damaged = str(error)
         mark = index.marks.get(name)
-        columns = []
-        for spec in source.columns:
-            kind, reason = kind_of(spec)
-            columns.append(
-                {
-                    "name": spec.name,
-                    "dtype": str(spec.dtype),
-                    "shape": list(spec.shape),
-                    "kind": kind,
-                    "reason": reason,
-                    "lines": math.prod(spec.shape) if kind == "lines" else 0,
-                }
-            )
         return {
             "id": str(name),
             "episode": number,
             "episodes": len(ids),
             "length": length,
             "data": data,
-            "columns": columns,
+            "columns": [described(spec) for spec in source.columns],
             "flags": list(mark.flags) if mark else [],
             "note": mark.note if mark else "",
             "damaged": damaged,
@@ -320,7 +306,7 @@ class Viewer:
 
     # -- what a request names ----------------------------------------------------------------
 
-    def _opened(self, request: Request) -> Opened:
+    def _opened(self, request: Request) -> OpenDataset:
         return self.library.open(_text(request, "p"))
 
     def _table(self, request: Request) -> EpisodeTable:
@@ -331,7 +317,7 @@ class Viewer:
         return _number(request, "e", None, 2**62)
 
     @staticmethod
-    def _column(opened: Opened, name: str, kind: str) -> ColumnSpec:
+    def _column(opened: OpenDataset, name: str, kind: str) -> ColumnSpec:
         for spec in opened.source.columns:
             if spec.name == name:
                 found, reason = kind_of(spec)
@@ -341,7 +327,7 @@ class Viewer:
         raise UnknownColumnError(f"there is no column {name!r}; there are {[c.name for c in opened.source.columns]}")
 
     @staticmethod
-    def _range(request: Request, opened: Opened, name: int) -> tuple[int, int]:
+    def _range(request: Request, opened: OpenDataset, name: int) -> tuple[int, int]:
         number = opened.source.number_of(name)
         ids, lengths = opened.index.ids, opened.index.lengths
         row = int(np.searchsorted(ids, name))
@@ -356,7 +342,7 @@ class Viewer:
 
 
 class _Followed:
-    """A ring that clients watch: one task looks, and each client is woken to read the newest state."""
+    """A ring that clients watch: one task polls, and each client is woken to read the newest state."""
 
     def __init__(self, viewer: Viewer, key: str) -> None:
         self.viewer, self.key = viewer, key
@@ -364,13 +350,13 @@ class _Followed:
         self.changed = asyncio.Event()
         self.clients = 0
         self.is_over = False
-        self.task = asyncio.create_task(self._look())
+        self.task = asyncio.create_task(self._poll())
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         idle = 0
         while True:
             idle = 0 if self.clients else idle + 1
-            if idle > _IDLE_LOOKS:  # no client can come in between: `events` asks whether the task is done
+            if idle > _IDLE_POLLS:  # no client can come in between: `events` asks whether the task is done
                 self.is_over = True
                 return
             try:
@@ -390,7 +376,7 @@ class _Followed:
         self.clients += 1
         if self.is_over:  # it ended after this client was given to it
             self.is_over = False
-            self.task = asyncio.create_task(self._look())
+            self.task = asyncio.create_task(self._poll())
         try:
             said: dict[str, Any] = {}
             while not self.viewer.stopping.is_set():
@@ -430,29 +416,25 @@ def _number(request: Request, name: str, default: int | None = None, most: int =
     return min(int(text), most)
 
 
+_STATUS: tuple[tuple[Any, int], ...] = (
+    (GoneError, 410),
+    ((TooLargeError, MemoryError), 413),
+    (MissingExtraError, 501),
+    ((NotFoundError, ReplacedError, ClosedError), 404),  # it is gone, or another one by now
+    (InputError, 400),
+    (ReadOnlyError, 403),
+    (LockedError, 409),
+    (EnvironmentFault, 500),
+    (OSError, 404),
+)
+"""Kinds of errors, the first that fits, and the status of the answer."""
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     """Answer with what went wrong."""
-    status = 500
-    if isinstance(error, GoneError):
-        status = 410
-    elif isinstance(error, TooLargeError):
-        status = 413
-    elif isinstance(error, MissingExtraError):
-        status = 501
-    elif isinstance(error, NotFoundError | ReplacedError | ClosedError):
-        status = 404  # it is gone, or another one by now
-    elif isinstance(error, InputError):
-        status = 400
-    elif isinstance(error, ReadOnlyError):
-        status = 403
-    elif isinstance(error, LockedError):
-        status = 409
-    elif isinstance(error, DamageError) and request.method == "POST":
+    status = next((code for kinds, code in _STATUS if isinstance(error, kinds)), 500)
+    if isinstance(error, DamageError) and request.method == "POST":
         status = 409  # damaged marks are left as they are
-    elif isinstance(error, OSError) and not isinstance(error, EnvironmentFault):
-        status = 404
-    elif isinstance(error, MemoryError):
-        status = 413
     return JSONResponse({"error": str(error) or type(error).__name__}, status)
 
 

@@ -13,20 +13,20 @@ from typing import Any
 
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY
-from ringmap.formats.media.films import write_film
 from ringmap.formats.media.images import sheet, shown, spread
+from ringmap.formats.media.videos import write_video
 from ringmap.formats.registry import get_format
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.viewer.drawing import kind_of
 from ringmap.viewer.limits import MOST_NBYTES, TooLargeError
-from ringmap.viewer.opened import Opened
+from ringmap.viewer.open_dataset import OpenDataset
 
 __all__ = ["download"]
 
 _FPS, _STRIP = 15, 12
 
 
-def download(opened: Opened, name: int, kind: str, column: str | None) -> tuple[bytes, str, str]:
+def download(opened: OpenDataset, name: int, kind: str, column: str | None) -> tuple[bytes, str, str]:
     """Return an episode as a file: its bytes, its media type, its name.
 
     Args:
@@ -63,13 +63,13 @@ def download(opened: Opened, name: int, kind: str, column: str | None) -> tuple[
         return sheet([list(map(shown, pictures))]), "image/png", f"{stem}.png"
     if kind == "mp4":
         _small(length, [spec])
-        film = io.BytesIO()
-        write_film(film, _FPS, map(shown, source.read(name, 0, length, [spec.name])[spec.name]))
-        return film.getvalue(), "video/mp4", f"{stem}.mp4"
+        video = io.BytesIO()
+        write_video(video, _FPS, map(shown, source.read(name, 0, length, [spec.name])[spec.name]))
+        return video.getvalue(), "video/mp4", f"{stem}.mp4"
     raise InputError(f"as: expected hdf5, mp4 or png, got {kind!r}")
 
 
-def _pictures(opened: Opened, column: str | None) -> ColumnSpec:
+def _pictures(opened: OpenDataset, column: str | None) -> ColumnSpec:
     for spec in opened.source.columns:
         if kind_of(spec)[0] == "picture" and column in (None, spec.name):
             return spec

@@ -1,12 +1,12 @@
 """A fleet: the rings of a folder, in total and one by one, and the pace that their collectors and learners keep.
 
-    runs/replay/collector-0  -> Opened  \\
-    runs/replay/collector-1  -> Opened   >  one table of episodes, one line for each ring
+    runs/replay/collector-0  -> OpenDataset  \\
+    runs/replay/collector-1  -> OpenDataset   >  one table of episodes, one line for each ring
     runs/replay/collector-2  -> damaged /   (a line with its problem; the others go on)
     runs/replay/pace         -> Pace
 
-Invariants: a ring is read by its own `Opened`, which its own page uses, too; what is wrong with one ring is said in its
-line. Not here: which rings there are (find.py), who opens them (library.py).
+Invariants: a ring is read by its own `OpenDataset`, which its own page uses, too; what is wrong with one ring is said
+in its line. Not here: which rings there are (find.py), who opens them (library.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ringmap.errors import RingmapError
 from ringmap.fleet.pace import Pace
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.viewer.find import Place
-from ringmap.viewer.opened import Opened, idle_s
+from ringmap.viewer.open_dataset import OpenDataset, idle_s
 from ringmap.viewer.table import EpisodeTable, Part
 
 __all__ = ["Fleet"]
@@ -41,56 +41,56 @@ class Fleet:
     Args:
         path: the folder.
         rings: returns the places of the rings that are there now.
-        opened: returns a ring by its key, looked at just now, or raises what is wrong with it.
+        opened: returns a ring by its key, polled just now, or raises what is wrong with it.
     """
 
-    def __init__(self, path: str, rings: Callable[[], list[Place]], opened: Callable[[str], Opened]) -> None:
+    def __init__(self, path: str, rings: Callable[[], list[Place]], opened: Callable[[str], OpenDataset]) -> None:
         self.path = path
         self._table = EpisodeTable([], is_fleet=True)
         self._rings, self._opened = rings, opened
         self._lock = threading.RLock()
-        self._here: list[Opened] | None = None
+        self._here: list[OpenDataset] | None = None
         self._columns: set[ColumnSpec] = set()
         self._known: dict[str, tuple[str, float]] = {}  # by key: name, and when it was there last
 
     @property
     def table(self) -> EpisodeTable:
         """The episodes of all rings."""
-        self._looked_at()
+        self._polled()
         return self._table
 
-    def _looked_at(self) -> list[Opened]:
-        """Return the rings that can be read, as of the last look."""
+    def _polled(self) -> list[OpenDataset]:
+        """Return the rings that can be read, as of the last poll."""
         with self._lock:
             if self._here is None:
                 self.follow()
             return self._here or []
 
     def follow(self) -> dict[str, Any]:
-        """Look at each ring for what is new, and return what is stored: in `shards` ring by ring."""
+        """Poll at each ring for what is new, and return what is stored: in `shards` ring by ring."""
         with self._lock:
-            lines, opened = self._look_at_rings()
+            lines, opened = self._poll_rings()
             self._leave_others_out(lines, opened)
             self._here = list(opened.values())
             lines += self._gone({line["key"] for line in lines})
             self._table.set_parts([Part(o.place.key, _name(o.place), o.index) for o in self._here])
             return self._total(lines)
 
-    def _look_at_rings(self) -> tuple[list[dict[str, Any]], dict[str, Opened]]:
-        lines, opened = [], dict[str, Opened]()
+    def _poll_rings(self) -> tuple[list[dict[str, Any]], dict[str, OpenDataset]]:
+        lines, opened = [], dict[str, OpenDataset]()
         for place in self._rings():
             self._known[place.key] = _name(place), time.monotonic()
             line = _line(place.key, _name(place))
             try:
                 one = self._opened(place.key)
-                line |= self._look(one)
+                line |= self._poll(one)
                 opened[place.key] = one
             except _FAULTS as error:
                 line["problem"] = str(error)
             lines.append(line)
         return lines, opened
 
-    def _leave_others_out(self, lines: list[dict[str, Any]], opened: dict[str, Opened]) -> None:
+    def _leave_others_out(self, lines: list[dict[str, Any]], opened: dict[str, OpenDataset]) -> None:
         """Leave out rings whose columns are not those of the ones before them."""
         columns = {key: found for key, one in opened.items() if (found := set(one.source.columns))}
         if columns and self._columns not in columns.values():
@@ -108,7 +108,7 @@ class Fleet:
         gone = [name for key, (name, _) in self._known.items() if key not in there]
         return [_line(None, name, "the ring was removed or renamed") for name in gone]
 
-    def _look(self, opened: Opened) -> dict[str, Any]:
+    def _poll(self, opened: OpenDataset) -> dict[str, Any]:
         state, path = opened.state(), opened.place.path
         idle = idle_s(path)
         policy = None
@@ -145,10 +145,10 @@ class Fleet:
             "last": None if newest is None else f"{newest.place.key}-{newest.state()['head']}",
             "policy_step": max(policies, default=None),
             "staleness": max(policies) - min(policies) if policies else None,
-            "pace": self._look_at_pace(),
+            "pace": self._poll_pace(),
         }
 
-    def _look_at_pace(self) -> dict[str, Any] | None:
+    def _poll_pace(self) -> dict[str, Any] | None:
         """Return how far either side is ahead; None if the fleet keeps no pace."""
         try:
             pace = Pace.kept_at(self.path)
@@ -172,36 +172,36 @@ class Fleet:
         except (*_FAULTS, OverflowError) as error:
             return {"problem": str(error)}
 
-    def _newest(self) -> Opened | None:
+    def _newest(self) -> OpenDataset | None:
         """Return the ring with steps that was committed to last."""
-        filled = [one for one in self._looked_at() if one.state()["steps"]]
+        filled = [one for one in self._polled() if one.state()["steps"]]
         return min(filled, key=lambda one: idle_s(one.place.path) or 0.0, default=None)
 
     @property
     def has_pictures(self) -> bool:
         """Whether a column holds pictures."""
-        return any(opened.has_pictures for opened in self._looked_at())
+        return any(opened.has_pictures for opened in self._polled())
 
     @property
     def column_names(self) -> list[str]:
         """Names of the columns, none before the first episode."""
-        filled = (opened.source.columns for opened in self._looked_at())
+        filled = (opened.source.columns for opened in self._polled())
         return [column.name for column in next(filter(None, filled), ())]
 
     @property
     def can_mark(self) -> bool:
         """Whether there is a place for marks."""
-        return any(opened.can_mark for opened in self._looked_at())
+        return any(opened.can_mark for opened in self._polled())
 
     def thumbnail(self) -> bytes | None:
-        """Return a small picture of the newest episode, as of the last look; None if it has none."""
+        """Return a small picture of the newest episode, as of the last poll; None if it has none."""
         newest = self._newest()
         return None if newest is None else newest.thumbnail(None)
 
     def columns(self) -> list[dict[str, Any]]:
         """Describe the columns, with the range of the newest steps of all rings. Reads up to 1,000 steps of each."""
         found: dict[str, dict[str, Any]] = {}
-        for opened in self._looked_at():
+        for opened in self._polled():
             facts = None
             with contextlib.suppress(*_FAULTS):
                 facts = opened.facts()
@@ -218,7 +218,7 @@ def _name(place: Place) -> str:
 
 
 def _line(key: str | None, name: str, problem: str | None = None) -> dict[str, Any]:
-    """Return what is said of a ring before it was looked at, or where it can't be read."""
+    """Return what is said of a ring before it was polled, or where it can't be read."""
     return {
         "key": key,
         "name": name,

@@ -27,7 +27,7 @@ from ringmap.viewer.limits import GoneError
 from ringmap.viewer.sources import Source
 from ringmap.viewer.values import plain
 
-__all__ = ["AtWork", "EpisodeIndex"]
+__all__ = ["EpisodeIndex", "RequestCounter"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -39,7 +39,7 @@ _TURN_S = 0.001
 """Pause after each turn: the lock is not fair, and without a pause the same thread takes it again."""
 
 
-class AtWork:
+class RequestCounter:
     """Counts what is being done for somebody who waits, so that work in the background gives way: they share one
     interpreter.
 
@@ -73,11 +73,11 @@ class EpisodeIndex:
 
     Args:
         source: what is read.
-        at_work: what it gives way to.
+        requests: what it gives way to.
     """
 
-    def __init__(self, source: Source, at_work: AtWork | None = None) -> None:
-        self.source, self._at_work = source, at_work or AtWork()
+    def __init__(self, source: Source, requests: RequestCounter | None = None) -> None:
+        self.source, self._requests = source, requests or RequestCounter()
         self.lock = threading.RLock()
         self.version = 1
         self.done = 0
@@ -149,12 +149,12 @@ class EpisodeIndex:
     def _build(self) -> None:
         while not self._stop:
             try:
-                if not self._at_work.turn.acquire(timeout=_WAY_S):
+                if not self._requests.turn.acquire(timeout=_WAY_S):
                     continue
                 try:
                     is_more = not self._stop and self._next()
                 finally:
-                    self._at_work.turn.release()
+                    self._requests.turn.release()
                 if is_more:
                     time.sleep(_TURN_S)
                 else:
@@ -184,7 +184,7 @@ class EpisodeIndex:
                 return False
             if row % _BREATH == _BREATH - 1:
                 time.sleep(0.0005)
-                self._at_work.give_way()
+                self._requests.give_way()
             try:
                 values = self.source.data(name)
             except GoneError:

@@ -1,7 +1,7 @@
 """The places that are shown, opened when they are first asked for: one reader, one index and one follower each.
 
-    key -> Place -> Opened: source, index, table, state       a ring, a dataset
-                 -> Fleet: the rings of a folder, each Opened   many rings
+    key -> Place -> OpenDataset: source, index, table, state       a ring, a dataset
+                 -> Fleet: the rings of a folder, each OpenDataset   many rings
 
 Invariants: a source is opened once, and closed with the library, or when its directory is gone or damaged; a given
 buffer is never closed.
@@ -17,15 +17,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ringmap.buffers.opening import EPISODES, TRANSITIONS
+from ringmap.buffers.opening import DATASET
 from ringmap.errors import ClosedError, InputError, NotFoundError, ReplacedError, RingmapError
 from ringmap.storage.disk.paths import local_path
 from ringmap.storage.inspect.describe import Facts, facts_of, nbytes_of
 from ringmap.storage.records.manifest import DISTILLATION
 from ringmap.viewer.find import FLEET, PROBLEM, Place, find
 from ringmap.viewer.fleet import Fleet
-from ringmap.viewer.index import AtWork
-from ringmap.viewer.opened import Opened, idle_s
+from ringmap.viewer.index import RequestCounter
+from ringmap.viewer.open_dataset import OpenDataset, idle_s
 from ringmap.viewer.sources import DatasetSource, RingSource, Source, TransitionSource
 from ringmap.viewer.values import plain
 
@@ -65,10 +65,10 @@ class Library:
             raise NotFoundError(f"view: --marks {marks}: there is no folder {folder}; make it first")
         self.marks, self.read_only = marks, read_only
         self._is_closed = False
-        self.at_work = AtWork()
+        self.requests = RequestCounter()
         """The requests that are being answered: indices wait for them."""
         self._lock = threading.RLock()
-        self._opened: dict[str, Opened] = {}
+        self._opened: dict[str, OpenDataset] = {}
         self._fleets: dict[str, Fleet] = {}
         self._failed: dict[str, tuple[float, Exception]] = {}
         """By key: until when it is not tried again, and why."""
@@ -76,16 +76,16 @@ class Library:
         for number, (name, source) in enumerate((given or {}).items()):
             place = Place(f"given{number}", "", name, source.kind)
             self._given.append(place)
-            self._opened[place.key] = Opened(place, source, marks, self.at_work)
+            self._opened[place.key] = OpenDataset(place, source, marks, self.requests)
         self._places: dict[str, Place] = {}
-        self._look_at = 0.0
+        self._poll_at = 0.0
         self.places(check=True)
 
     def places(self, check: bool = False) -> list[Place]:
         """Return all places; looks for new ones, every two seconds or less often."""
         with self._lock:
             start = time.monotonic()
-            if check or start > self._look_at:
+            if check or start > self._poll_at:
                 try:
                     found = find(self.paths, {fleet.path for fleet in self._fleets.values()})
                 except NotFoundError:
@@ -97,7 +97,7 @@ class Library:
                 for key, opened in list(self._opened.items()):
                     if kinds.get(key) != opened.place.kind:  # it is gone, damaged, or another one
                         self._opened.pop(key).close()
-                self._look_at = _later(start)
+                self._poll_at = _later(start)
             return list(self._places.values())
 
     def place(self, key: str) -> Place:
@@ -115,7 +115,7 @@ class Library:
             raise NotFoundError("there is nothing of that name; it may be gone: look at the start page")
         return found
 
-    def open(self, key: str) -> Opened:
+    def open(self, key: str) -> OpenDataset:
         """Return a ring or dataset, opened.
 
         Raises:
@@ -147,15 +147,15 @@ class Library:
                 raise why from None
             return opened
 
-    def _made(self, place: Place) -> Opened:
+    def _made(self, place: Place) -> OpenDataset:
         source: Source = SOURCES[place.kind](place.path)
         try:
-            return Opened(place, source, self.marks, self.at_work)
+            return OpenDataset(place, source, self.marks, self.requests)
         except BaseException:
             source.close()
             raise
 
-    def shown(self, key: str) -> Opened | Fleet:
+    def shown(self, key: str) -> OpenDataset | Fleet:
         """Return a place with a table of episodes: a ring, a dataset or a fleet.
 
         Raises:
@@ -170,7 +170,7 @@ class Library:
                 raise ClosedError("view: the server has ended")
             fleet = self._fleets.get(key)
             if fleet is None:
-                fleet = Fleet(path, lambda: self._rings(key), self._looked_at)
+                fleet = Fleet(path, lambda: self._rings(key), self._polled)
                 self._fleets[key] = fleet
         return fleet
 
@@ -180,7 +180,7 @@ class Library:
             found = [self._places.get(ring) for ring in self.place(key).rings]
         return [place for place in found if place is not None]
 
-    def _looked_at(self, key: str) -> Opened:
+    def _polled(self, key: str) -> OpenDataset:
         """Return a ring or dataset, followed; opened again, if its directory was replaced."""
         opened = self.open(key)
         try:
@@ -195,14 +195,14 @@ class Library:
         return opened
 
     def follow(self, key: str) -> dict[str, Any]:
-        """Look for what is new in a place, and return what is stored.
+        """Poll for what is new in a place, and return what is stored.
 
         Raises:
             RingmapError, InputError: as for `open`; it is gone.
         """
         if self.place(key).kind == FLEET:
             return self._fleet(key).follow()
-        return self._looked_at(key).state()
+        return self._polled(key).state()
 
     @property
     def num_open(self) -> int:
@@ -315,28 +315,14 @@ def _writer(facts: Any) -> dict[str, Any]:
 
 
 def _code(place: Place) -> str:
+    """Return the Python lines that open a place."""
     if not place.path:
         return ""
-    if place.kind == FLEET:
-        return (
-            f"from ringmap.data import ShardedReplayBuffer\n\nbuf = ShardedReplayBuffer({place.path!r})\nbatch = "
-            "buf.sample(32)"
-        )
-    if place.kind == TRANSITIONS:
-        return (
-            f"from ringmap import TransitionReplayBuffer\n\nbuf = TransitionReplayBuffer.open({place.path!r}, "
-            "device=None)\nbatch = buf.sample(32)"
-        )
-    if place.kind == EPISODES:
-        return (
-            f"from ringmap.data import ReplayBuffer\n\nbuf = ReplayBuffer.open({place.path!r})\nbatch = buf.sample(32)"
-        )
-    if place.kind == DISTILLATION:
-        return f"import ringmap\n\nbuf = ringmap.open({place.path!r})\nbatch = buf.batch(32)"
-    return (
-        f"from ringmap.data import load_dataset\n\ndataset = load_dataset({place.path!r})\nepisode = "
-        "dataset.load_episode(0)"
-    )
+    if place.kind == DATASET:
+        opened = f"dataset = load_dataset({place.path!r})"
+        return f"from ringmap.data import load_dataset\n\n{opened}\nepisode = dataset.load_episode(0)"
+    draw = "batch" if place.kind == DISTILLATION else "sample"
+    return f"import ringmap\n\nbuf = ringmap.open({place.path!r})\nbatch = buf.{draw}(32)"
 
 
 def _later(start: float) -> float:

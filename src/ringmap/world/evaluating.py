@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import InputError
-from ringmap.formats.media.films import FilmWriter, open_film
 from ringmap.formats.media.images import is_frame, resample_of, resized, shown
+from ringmap.formats.media.videos import VideoWriter, open_video
 from ringmap.storage.disk.paths import local_path
 from ringmap.world.infos import Row
 from ringmap.world.pool import options_of
@@ -97,12 +97,12 @@ class _Scores:
 
 
 class _Videos:
-    """A watcher that films each turn into a folder; with tasks of a dataset in three panels: what the agent does, what
-    the dataset did at that step, the goal."""
+    """A watcher that records each turn as a video into a folder; with tasks of a dataset in three panels: what the
+    agent does, what the dataset did at that step, the goal."""
 
     def __init__(self, folder: str | os.PathLike[str], tasks: Sequence[Task] | None) -> None:
         self._folder, self._tasks = local_path(folder), tasks
-        self._open: dict[int, FilmWriter] = {}
+        self._open: dict[int, VideoWriter] = {}
         if any("pixels" not in task.columns for task in tasks or ()):
             raise InputError(f"{WHERE}: a video shows the dataset's pixels; it has no column 'pixels'")
 
@@ -110,15 +110,15 @@ class _Videos:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for film in self._open.values():
-            film.close()
+        for video in self._open.values():
+            video.close()
 
     def began(self, turn: Turn, row: Row) -> None:
         picture = self._picture(turn, row)  # before a file is created: the row may have no frame
         os.makedirs(self._folder, exist_ok=True)
         stem = "episode" if self._tasks is None else "env"
         path = os.path.join(self._folder, f"{stem}_{turn.number}.mp4")
-        self._open.setdefault(turn.number, open_film(path, FPS)).show(picture)
+        self._open.setdefault(turn.number, open_video(path, FPS)).show(picture)
 
     def stepped(self, turn: Turn, row: Row) -> None:
         self._open[turn.number].show(self._picture(turn, row))

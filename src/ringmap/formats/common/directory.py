@@ -34,7 +34,7 @@ from ringmap.errors import (
     RingmapError,
     UnknownColumnError,
 )
-from ringmap.formats.media.films import Decoders
+from ringmap.formats.media.videos import Decoders
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.paths import local_path
 

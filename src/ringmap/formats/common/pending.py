@@ -333,7 +333,7 @@ def _pixels(value: Array | Encoded, spec: ColumnSpec, length: int) -> Array:
         raise CorruptError(f"column {spec.name!r} in the log holds fewer than {length} pictures")
     out = np.empty((length, *spec.shape), spec.dtype)
     if value.how == FILM:
-        from ringmap.formats.media.films import Decoder
+        from ringmap.formats.media.videos import Decoder
 
         decoder = Decoder(f"column {spec.name!r} in the log", value.values[0])
         try:

@@ -8,7 +8,7 @@
 
 pyarrow reads the tables, PyAV the videos (the extra `lerobot`); LeRobot's own package is not needed.
 Source: LeRobot documentation, LeRobotDataset v3.0.
-Not here: writing (writer.py), frames (media/films.py), older versions (LeRobot converts them), downloads.
+Not here: writing (writer.py), frames (media/videos.py), older versions (LeRobot converts them), downloads.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from ringmap.formats.common.untrusted import (
     refuse_vast,
 )
 from ringmap.formats.lerobot.rows import EpisodeRows
-from ringmap.formats.media.films import Decoder, decode_runs
 from ringmap.formats.media.images import Picture, decode_into, picture_of
+from ringmap.formats.media.videos import Decoder, decode_runs
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.disk.paths import local_path
@@ -257,11 +257,11 @@ class LeRobotSource(DecodingSource):
                 return np.dtype(np.uint8), None
             if feature["dtype"] == "image":
                 return self._first_picture(name, first).dtype, None
-            film = Decoder(self._film(name, first))
+            video = Decoder(self._video_of(name, first))
             try:
-                kind, bits = film.picture.dtype, film.bits
+                kind, bits = video.picture.dtype, video.bits
             finally:
-                film.close()
+                video.close()
         except (CorruptError, OSError, ImportError, LookupError):
             return np.dtype(np.uint8), None
         return kind, depth_table(feature, bits) if self._depth == "mm" else None
@@ -299,7 +299,7 @@ class LeRobotSource(DecodingSource):
             file_index=episode["data/file_index"],
         )
 
-    def _film(self, name: str, episode: Mapping[str, Any]) -> str:
+    def _video_of(self, name: str, episode: Mapping[str, Any]) -> str:
         key = f"videos/{name}"
         return self._file(
             "video_path",
@@ -338,7 +338,7 @@ class LeRobotSource(DecodingSource):
         frames = first[back] + unique - self.offsets[episodes]
 
         def path_of(episode: int) -> str:
-            return self._film(spec.name, self._episodes[episode])
+            return self._video_of(spec.name, self._episodes[episode])
 
         decode_runs(self._decoders, out, episodes, frames, path_of)
         for path in {path_of(episode) for episode in np.unique(episodes).tolist()}:

@@ -29,8 +29,8 @@ from ringmap.formats.common.transitions import OUTCOMES, Steps, is_loose_flag, r
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.episode import CheckedEpisode
 from ringmap.formats.lerobot import BOXED, LeRobot
-from ringmap.formats.media.films import Encoding, encode_video
 from ringmap.formats.media.images import encode, holds
+from ringmap.formats.media.videos import Encoding, encode_video
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.records.manifest import rate_text
 
@@ -221,9 +221,9 @@ class LeRobotWriter(EpisodeWriter):
         columns: dict[str, Array | Encoded] = dict(episode.columns)
         for spec in episode.schema.columns:
             if self._is_video(spec):
-                film = io.BytesIO()
-                encode_video(film, episode.columns[spec.name], Encoding(crf=self._crf, fps=self._fps))
-                columns[spec.name] = Encoded([film.getvalue()], FILM)
+                video = io.BytesIO()
+                encode_video(video, episode.columns[spec.name], Encoding(crf=self._crf, fps=self._fps))
+                columns[spec.name] = Encoded([video.getvalue()], FILM)
             elif holds("jpeg", spec):
                 columns[spec.name] = Encoded(encode(episode.columns[spec.name], "png"), "png")
         return columns
@@ -247,8 +247,8 @@ class LeRobotWriter(EpisodeWriter):
                 tasks |= _tasks_in(record.columns)
                 rows.append(_row_of(record, features, number, self._fps))
                 for name in _videos_in(features):
-                    film: Any = record.columns[name]
-                    _write(path, f"videos/{name}/{_file(record.number)}.mp4", film.values[0])
+                    video: Any = record.columns[name]
+                    _write(path, f"videos/{name}/{_file(record.number)}.mp4", video.values[0])
             tables = [_table(record, features) for record in group]
             _write_parquet(path, f"data/{_file(number)}.parquet", pa.concat_tables(tables))
         if rows:

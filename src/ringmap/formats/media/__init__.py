@@ -1,1 +1,1 @@
-"""Pictures and films: encoded and decoded in one place, for formats, worlds and the command line."""
+"""Pictures and videos: encoded and decoded in one place, for formats, worlds and the command line."""

@@ -1,4 +1,4 @@
-"""What a picture is, for every format, page and film: by its column, and by the header of its file.
+"""What a picture is, for every format, page and video: by its column, and by the header of its file.
 
     column     uint8 or uint16, (H, W, C), C = 1, 3 or 4     `ringmap.datasets.image_axes.is_image`: its axes are turned
     codec      the dtypes and channels that it stores exactly as pictures, or as its documented loss      `holds`
@@ -17,7 +17,7 @@
 
 Invariants: no value is narrowed: a picture is decoded into its own dtype and channels; grey may be repeated to three.
 Pictures are encoded and decoded in parallel threads if that is faster: Pillow releases the GIL.
-Not here: video (films.py).
+Not here: video (videos.py).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ Not here: which places there are (library.py), several as one (fleet.py).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -18,27 +19,28 @@ import numpy as np
 
 from ringmap.errors import ClipIndexError, InputError, RingmapError
 from ringmap.fleet.weights import POLICY_STEP
+from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.inspect.describe import Facts, writer_of
 from ringmap.viewer.drawing import kind_of, thumbnail
 from ringmap.viewer.find import Place
-from ringmap.viewer.index import AtWork, EpisodeIndex
+from ringmap.viewer.index import EpisodeIndex, RequestCounter
 from ringmap.viewer.limits import GoneError
 from ringmap.viewer.sources import Source
 from ringmap.viewer.table import EpisodeTable, Part
 
-__all__ = ["Opened", "idle_s"]
+__all__ = ["OpenDataset", "described", "idle_s"]
 
 _SHOWN_ROWS = 1000
 
 
-class Opened:
+class OpenDataset:
     """A place that was opened.
 
     Args:
         place: where.
         source: its episodes.
         marks: the file of marks; None: beside the data.
-        at_work: the requests that the index waits for.
+        requests: the requests that the index waits for.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Opened:
         place: Place,
         source: Source,
         marks: str | None = None,
-        at_work: AtWork | None = None,
+        requests: RequestCounter | None = None,
     ) -> None:
         self.place, self.source = place, source
         self._marks = marks
@@ -55,26 +57,26 @@ class Opened:
         self.can_mark = True
         """Whether there is a place for marks."""
         self._followed = source.moment()
-        self.index = EpisodeIndex(source, at_work)
+        self.index = EpisodeIndex(source, requests)
         self.table = EpisodeTable([Part(place.key, os.path.basename(place.path), self.index)])
         self._played: tuple[int, int | None] = -1, None
         self._lock = threading.RLock()
-        self._look_at_marks()
-        self._now = self._look()
+        self._poll_marks()
+        self._now = self._poll()
 
     def state(self) -> dict[str, Any]:
         """Return what is stored now, without looking for more."""
         return self._now
 
     def follow(self) -> dict[str, Any]:
-        """Look for what is new, bring the index up to date, and return what is stored."""
+        """Poll for what is new, bring the index up to date, and return what is stored."""
         with self._lock:
             self.source.refresh()
-            self._look_at_marks()
+            self._poll_marks()
             if (moment := self.source.moment()) != self._followed:
                 self.index.follow()
                 self._followed = moment
-            self._now = self._look()
+            self._now = self._poll()
             return self._now
 
     def mark(self, name: int, flags: list[str] | None, note: str | None) -> dict[str, Any]:
@@ -93,7 +95,7 @@ class Opened:
             self.follow()
             return self.index.row(self.source.number_of(name))
 
-    def _look_at_marks(self) -> None:
+    def _poll_marks(self) -> None:
         """Read the marks where the file has changed."""
         try:
             with self.source.marks(self._marks) as marks:
@@ -108,7 +110,7 @@ class Opened:
             self._marks_seen = ()
             self.index.mark({})
 
-    def _look(self) -> dict[str, Any]:
+    def _poll(self) -> dict[str, Any]:
         ids, path = self.index.ids, self.place.path
         ring = self.source.ring()
         if ring and path:
@@ -176,18 +178,10 @@ class Opened:
         stored = {} if facts is None else {c.name: " ".join((c.storage, *c.codecs)) for c in facts.columns}
         found = []
         for spec in self.source.columns:
-            kind, reason = kind_of(spec)
-            told: dict[str, Any] = {
-                "name": spec.name,
-                "dtype": str(spec.dtype),
-                "shape": list(spec.shape),
-                "kind": kind,
-                "reason": reason,
-                "row_nbytes": spec.row_nbytes,
-            }
+            told = described(spec)
             if stored:
                 told["storage"] = stored.get(spec.name, "")
-            if kind == "lines" and (span := self._range(spec.name)) is not None:
+            if told["lines"] and (span := self._range(spec.name)) is not None:
                 told["range"] = span
             found.append(told)
         return found
@@ -203,6 +197,20 @@ class Opened:
         """End the index, and close the source."""
         self.index.close()
         self.source.close()
+
+
+def described(spec: ColumnSpec) -> dict[str, Any]:
+    """Return what is said of a column; `lines`: how many of a chart it is."""
+    kind, reason = kind_of(spec)
+    return {
+        "name": spec.name,
+        "dtype": str(spec.dtype),
+        "shape": list(spec.shape),
+        "kind": kind,
+        "reason": reason,
+        "row_nbytes": spec.row_nbytes,
+        "lines": math.prod(spec.shape) if kind == "lines" else 0,
+    }
 
 
 def idle_s(folder: str) -> float | None:

@@ -46,10 +46,10 @@ __all__ = [
     "Decoder",
     "Decoders",
     "Encoding",
-    "FilmWriter",
+    "VideoWriter",
     "decode_runs",
     "encode_video",
-    "write_film",
+    "write_video",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -90,7 +90,7 @@ class Encoding:
     Args:
         codec: as PyAV names it.
         crf: quality, 0 to 51: less is better.
-        fps: frames per second that a player shows, as near as a film can state it: FFmpeg's ratios are of 32 bits.
+        fps: frames per second that a player shows, as near as a video can state it: FFmpeg's ratios are of 32 bits.
         lossless: keep every value: RGB instead of YUV, and quantizer 0.
         keyframes: frames from one keyframe to the next, in decoding order; None: as the codec likes, which is smaller,
             for a file that is only played.
@@ -103,7 +103,7 @@ class Encoding:
     keyframes: int | None = KEYFRAMES
 
 
-class FilmWriter:
+class VideoWriter:
     """A video that is being encoded, frame by frame, all of one size. Use it in a `with` block.
 
     Args:
@@ -163,7 +163,7 @@ class FilmWriter:
             self._container.mux(self._stream.encode())
         self._container.close()
 
-    def __enter__(self) -> FilmWriter:
+    def __enter__(self) -> VideoWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -171,37 +171,37 @@ class FilmWriter:
 
 
 def encode_video(file: Any, frames: Array, encoding: Encoding) -> None:
-    """Write `frames`, (T, H, W, 1 or 3), uint8 or uint16, as `FilmWriter` does.
+    """Write `frames`, (T, H, W, 1 or 3), uint8 or uint16, as `VideoWriter` does.
 
     Raises:
         InputError: they are of another kind.
     """
     refuse_unheld("lossless video", frames)
     pixels = _PIXELS[str(frames.dtype), frames.shape[3]]
-    with FilmWriter(file, encoding, pixels) as film:
+    with VideoWriter(file, encoding, pixels) as video:
         for picture in np.broadcast_to(frames, (*frames.shape[:3], 3)) if pixels == "rgb24" else frames:
-            film.add(picture)
+            video.add(picture)
 
 
-def write_film(file: Any, fps: int, pictures: Iterable[Array]) -> None:
+def write_video(file: Any, fps: int, pictures: Iterable[Array]) -> None:
     """Write a video that is only played, of pictures (H, W, 3) uint8, large enough to be seen.
 
     Raises:
         MissingExtraError: PyAV is not installed.
     """
-    with open_film(file, fps) as film:
+    with open_video(file, fps) as video:
         for picture in pictures:
-            film.show(picture)
+            video.show(picture)
 
 
-def open_film(file: Any, fps: int) -> FilmWriter:
-    """Begin such a video, for `FilmWriter.show`.
+def open_video(file: Any, fps: int) -> VideoWriter:
+    """Begin such a video, for `VideoWriter.show`.
 
     Raises:
         MissingExtraError: PyAV is not installed.
     """
     require("video", "writing a video")
-    return FilmWriter(file, Encoding(fps=fps, keyframes=None))
+    return VideoWriter(file, Encoding(fps=fps, keyframes=None))
 
 
 class Decoder:
