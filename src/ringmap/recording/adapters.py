@@ -31,7 +31,7 @@ from ringmap.recording.keys import Keys
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.columns.values import as_array, nested
 
-__all__ = ["EpisodeSink", "RowSink", "Sink", "sink_of"]
+__all__ = ["EpisodeSink", "RowSink", "Sink", "Sinks"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -219,29 +219,21 @@ class RingSink(RowSink):
         self.buffer.extend(dict(rows))
 
 
-def sink_of(
-    buffer: Any,
-    keys: Keys,
-    built: bool,
-    stream: bool,
-    commit_every: int | None = None,
-    pace: Pace | None = None,
-) -> Sink:
-    """Return the sink for a buffer; `built`: whether a transition builder computes the columns."""
-    sinks = _Sinks(keys, built, stream, commit_every)
-    sink: Sink = buffer.recorded_by(sinks) if isinstance(buffer, Buffer) else sinks.refuse(buffer)
-    if pace is not None:
-        pace.check_ring(sink.path, keys.where)
-        sink.pace = pace
-    return sink
+class Sinks:
+    """Makes the sink of a buffer, which asks for its kind: see `Buffer.recorded_by`. `built`: whether a transition
+    builder computes the columns."""
 
-
-class _Sinks:
-    """Makes the sink of a buffer, which asks for it: see `Buffer.recorded_by`. The arguments are those of `sink_of`."""
-
-    def __init__(self, keys: Keys, built: bool, stream: bool, commit_every: int | None) -> None:
+    def __init__(self, keys: Keys, built: bool, stream: bool, commit_every: int | None, pace: Pace | None) -> None:
         self._keys, self._built, self._stream, self._commit_every = keys, built, stream, commit_every
-        self._where = keys.where
+        self._pace, self._where = pace, keys.where
+
+    def of(self, buffer: Any) -> Sink:
+        """Return the sink for a buffer."""
+        sink: Sink = buffer.recorded_by(self) if isinstance(buffer, Buffer) else self.refuse(buffer)
+        if self._pace is not None:
+            self._pace.check_ring(sink.path, self._where)
+            sink.pace = self._pace
+        return sink
 
     def episodes(self, ring: ReplayBuffer, target: Any) -> Sink:
         """Return the sink for a ring of episodes."""

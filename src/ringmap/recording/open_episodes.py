@@ -24,7 +24,7 @@ from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.columns.values import as_array, cast
 
-__all__ = ["OpenRows"]
+__all__ = ["OpenRows", "one_behind_the_other"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -49,6 +49,7 @@ class OpenRows:
             for c in columns
         }
         self.row_nbytes = sum(c.row_nbytes for c in columns)
+        self._kinds = {c.name: c.name.partition("/")[0] for c in columns}
         self._first = np.arange(num)
         self._most = 0  # no slot is further than this
         self.arrays: dict[str, Array] = {}
@@ -159,74 +160,47 @@ class OpenRows:
         constant: Constant,
         ended: tuple[bool, bool] | None = None,
     ) -> dict[str, Array]:
-        """Return columns of rows `[start, stop)` of a slot's episode: views, good until the slot's next row.
-
-        Args:
-            slot: whose.
-            start: first row.
-            stop: one past the last row.
-            names: of the columns.
-            constant: returns a slot's value of a column that is constant in its episode.
-            ended: whether row `stop - 1` terminated and truncated the episode; None: the episode goes on.
-        """
-        return {name: self._column(slot, start, stop, name, constant, ended) for name in names}
-
-    def joined(
-        self,
-        slots: Sequence[int],
-        lengths: Sequence[int],
-        names: Sequence[str],
-        constant: Constant,
-        ended: Sequence[tuple[bool, bool]],
-    ) -> dict[str, Array]:
-        """Return columns of whole episodes, `cut` one behind the other; of a single one views."""
-        made, ends = {}, np.cumsum(lengths) - 1
-        terminated, truncated = zip(*ended, strict=True)
-        flags = {"terminated": terminated, "truncated": truncated, "done": list(map(any, ended)), "is_last": True}
+        """Return columns of rows `[start, stop)` of a slot's episode: views, good until the slot's next row. `ended`:
+        whether row `stop - 1` terminated and truncated the episode; None: it goes on."""
+        count, first, whole = stop - start, start + self.before.item(slot), ended is not None
+        made: dict[str, Array] = {}
         for name in names:
-            rows = self.arrays.get(name)
-            if rows is not None:
-                kind, none = name.partition("/")[0], self.blanks[name]
-                pieces = [rows_of(kind, rows[slot, :length], none) for slot, length in zip(slots, lengths, strict=True)]
+            kind = self._kinds.get(name)
+            if kind is not None:
+                made[name] = rows_of(kind, self.arrays[name][slot, start:stop], self.blanks[name], not first, whole)
             elif name in _AT_THE_END:
-                made[name] = column = np.zeros(sum(lengths), np.bool_)
-                column[ends] = flags[name]
-                continue
+                made[name] = flags = np.zeros(count, np.bool_)
+                if ended is not None:
+                    flags[-1] = name == "is_last" or (any(ended) if name == "done" else ended[name == "truncated"])
+            elif name.partition("/")[0] == "next_obs":
+                now = name.removeprefix("next_")
+                made[name] = rows_of(
+                    "next", self.arrays[now][slot, start : stop + (not whole)], self.blanks[now], ends=whole
+                )
+            elif name == "t":
+                made[name] = np.arange(first, first + count)
+            elif name == "is_first":
+                made[name] = np.arange(first, first + count) == 0
             else:
-                pieces = [
-                    self._column(slot, 0, length, name, constant, end)
-                    for slot, length, end in zip(slots, lengths, ended, strict=True)
-                ]
-                if len({piece.dtype.kind for piece in pieces}) > 1:
-                    raise ValueError(f"{name}: of several kinds")
-            made[name] = _shown(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+                value = as_array(constant(slot, name), name, "item")
+                made[name] = np.broadcast_to(value, (count, *value.shape))
+            if made[name].dtype.hasobject:
+                made[name] = _shown(made[name])
         return made
 
-    def _column(
-        self, slot: int, start: int, stop: int, name: str, constant: Constant, ended: tuple[bool, bool] | None
-    ) -> Array:
-        """Return one column of rows `[start, stop)` of a slot's episode; see `cut`."""
-        count, first, whole = stop - start, start + self.before.item(slot), ended is not None
-        kind = name.partition("/")[0]
-        if name in self.arrays:
-            rows = self.arrays[name][slot, start:stop]
-            return _shown(rows_of(kind, rows, self.blanks[name], not first, whole))
-        if name in _AT_THE_END:
-            flags = np.zeros(count, np.bool_)
-            if ended is not None:
-                flags[-1] = name == "is_last" or (any(ended) if name == "done" else ended[name == "truncated"])
-            return flags
-        if kind == "next_obs":
-            name_now = name.removeprefix("next_")
-            rows = self.arrays[name_now][slot, start : stop + (not whole)]
-            return _shown(rows_of("next", rows, self.blanks[name_now], ends=whole))
-        if name == "t":
-            return np.arange(first, first + count)
-        if name == "is_first":
-            begins: Array = np.arange(first, first + count) == 0
-            return begins
-        value = as_array(constant(slot, name), name, "item")
-        return np.broadcast_to(value, (count, *value.shape))
+
+def one_behind_the_other(episodes: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
+    """Return the columns of several episodes, as one; raise ValueError where a column differs: it would be converted,
+    as if it fitted."""
+    if len(episodes) == 1:
+        return episodes[0]
+    joined = {}
+    for name in episodes[0]:
+        pieces = [episode[name] for episode in episodes]
+        joined[name] = np.concatenate(pieces)
+        if len({piece.dtype.kind for piece in pieces}) > 1:
+            raise ValueError(f"{name}: of several kinds")
+    return joined
 
 
 def _shown(rows: Array) -> Array:

@@ -26,7 +26,7 @@ from ringmap.recording.deferred_errors import Faults
 from ringmap.recording.hooks import Hooks
 from ringmap.recording.infos import info_of, value_of
 from ringmap.recording.keys import COUNTS, FLAGS, Keys
-from ringmap.recording.open_episodes import OpenRows
+from ringmap.recording.open_episodes import OpenRows, one_behind_the_other
 from ringmap.recording.slots import SAME_STEP, Slots
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.columns.text import put
@@ -397,9 +397,13 @@ class Recorder:
         lengths = [rows.at.item(slot) + 1 for slot in slots]
         if min(lengths) < 2 or sum(lengths) * rows.row_nbytes > JOINED_NBYTES:
             return 0
-        ended = [(terminated.item(slot), truncated.item(slot)) for slot in slots]
+        whole = [
+            (slot, n, (terminated.item(slot), truncated.item(slot))) for slot, n in zip(slots, lengths, strict=True)
+        ]
         try:
-            joined = rows.joined(slots, lengths, sink.names, self._constant, ended)
+            joined = one_behind_the_other(
+                [rows.cut(slot, 0, n, sink.names, self._constant, ended) for slot, n, ended in whole]
+            )
         except ValueError:  # a context that is missing, or has another shape or kind
             return 0
         data = [self._data[slot] for slot in slots] if self._weights is not None else []

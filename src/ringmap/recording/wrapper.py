@@ -24,7 +24,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from ringmap.errors import ClosedError, InputError, RoleError
 from ringmap.fleet.pace import Pace, checked_pace
 from ringmap.fleet.weights import Weights
-from ringmap.recording.adapters import Sink, sink_of
+from ringmap.recording.adapters import Sink, Sinks
 from ringmap.recording.deferred_errors import Faults
 from ringmap.recording.dumping import dump, place_of
 from ringmap.recording.hooks import Hooks
@@ -92,7 +92,6 @@ class Recording:
                 f"{WHERE}: weights= must be a ringmap.Weights with the model that acts, ringmap.Weights(path, model), "
                 f"got {weights!r}"
             )
-        checked_pace(pace, WHERE)
         single = self._num_slots is None
         spaces = (
             (env.observation_space, env.action_space)
@@ -101,7 +100,7 @@ class Recording:
         )
         self._keys = Keys(*spaces, context_fn is not None, WHERE)
         self._hooks = Hooks(self._keys, transition_builder, validate_transition, context_fn)
-        self._stream, self._commit_every, self._pace = bool(stream), commit_every, pace
+        self._makes = Sinks(self._keys, self._hooks.builds, bool(stream), commit_every, checked_pace(pace, WHERE))
         self._dumps_at_end, self._dumps_at_reset = bool(dump_on_episode_end), bool(dump_on_reset_boundary)
         if dump_path is not None:
             refuse_address(dump_path)
@@ -208,9 +207,7 @@ class Recording:
     buffer_swap = set_replay_buffers
 
     def _sinks(self, buffers: list[Any]) -> list[Sink]:
-        sinks = [
-            sink_of(b, self._keys, self._hooks.builds, self._stream, self._commit_every, self._pace) for b in buffers
-        ]
+        sinks = [self._makes.of(buffer) for buffer in buffers]
         for sink in sinks:
             self._hooks.check(sink)
         return sinks
