@@ -279,7 +279,7 @@ COUNTS = Counter()
 # InputError: a sampler that was closed meanwhile has drawn nothing.
 REFUSALS = {
     "": (RoleError, NoClipsError, ClipIndexError),
-    "under way: ": (RoleError, NoClipsError, InputError),
+    "under way: ": (RoleError, NoClipsError, ClipIndexError, InputError),
     "at the end: ": (),
 }
 
