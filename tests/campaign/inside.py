@@ -324,7 +324,7 @@ def lines_of(root, durability, under):
 
 def main(words=None):
     parser = argparse.ArgumentParser(prog="python -m tests.campaign.inside", description=__doc__.split("\n")[0])
-    parser.add_argument("--every", type=int, default=1, help="of the lines; each call begins at another one")
+    parser.add_argument("--every", type=int, default=1, help="of the lines; each call has others")
     parser.add_argument("--durability", default="process")
     parser.add_argument("--only", default="callable,loop,handler,finalizer,fork")
     parser.add_argument("--calls", default=";".join(CALLS), help="A;B")
@@ -361,7 +361,11 @@ def main(words=None):
             for under in options.under_way.split(","):
                 lines = in_a_child(lambda _, under=under: lines_of(*root, under))
                 places = [at_line(kind, under, at, []) for at in lines]
-                row(f"{kind} in {under}, {len(lines)} lines", lambda n, p=places: p[n % options.every :: options.every])
+                first = min(options.every, len(lines)) / len(names)
+                row(
+                    f"{kind} in {under}, {len(lines)} lines",
+                    lambda n, p=places, f=first: p[int(n * f) :: options.every],
+                )
     print(f"| all of {len(names)} calls |", ", ".join(f"{how} {n:,}" for how, n in total.most_common()), "|")
     print(f"hangs {total['hangs']}, wrong {total['wrong']}; {time.monotonic() - began:.0f} s")
     return int(bool(total["hangs"] or total["wrong"]))
