@@ -1,9 +1,8 @@
-"""Scripts of calls on a small buffer, run on a recording disk, and what each crash may then show.
+"""A buffer of episodes under the harness: what its calls make true, and what each crash may then show.
 
     Case       sizes, level and steps, all drawn from a seed
     Session    runs steps; knows, for each length of its log, what a crash there may show; others of
                its kind, of other buffers: transitions.py, priorities.py, labels.py
-    Campaign   crashes a session after every change, opens what is left, and judges it
 
 An episode is `(number, length)` and its rows follow from that, so that each byte proves itself.
 """
@@ -13,18 +12,13 @@ import errno
 import functools
 import itertools
 import logging
-import marshal
-import os
 import random
-import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from ringmap import ReplayBuffer, Zarr
 from ringmap.errors import (
@@ -35,9 +29,8 @@ from ringmap.errors import (
     SyncFailedError,
     UnknownFormatError,
 )
-from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.episodes import origins
-from tests.crash.recording import Always, Machine, Model, RecordingDisk, materialise
+from tests.crash.harness import Origins, Subject, Watcher
 from tests.disks import Cut, Through, undisturbed
 
 # -- episodes --------------------------------------------------------------------------------------
@@ -75,42 +68,6 @@ def look(buf):
         at += length
     assert [length for _, length in seen] == buf.lengths.tolist()
     return tuple(seen)
-
-
-class Origins:
-    """Which ordinal each episode was seen with: its own for good, and greater than all that were given before.
-
-    Args:
-        before: what was seen before a crash; after a cut only what is left of it must be the same.
-        least: the greatest ordinal that was given before it, and is on the disk.
-    """
-
-    def __init__(self, before=(), least=-1):
-        self.before, self.most = dict(before), least
-        self.earlier, self.known = self.before, {}
-
-    def seen_of(self, numbers):
-        """Return number -> ordinal of these episodes, as far as they were seen since the first session.
-
-        A recovery may evict an episode before its session looks; a cut of that recovery brings it back.
-        """
-        ever = {**self.earlier, **self.known}
-        return {number: ever[number] for number in ever.keys() & numbers}
-
-    def see(self, found, kept=()):
-        """Judge the ordinals of stored episodes, number -> ordinal. `kept`: those that an opening may have stored
-        anew."""
-        for number in (found.keys() & self.before.keys()) - set(kept):
-            assert found[number] == self.before[number], f"{number} was {self.before[number]}: {found}"
-        new = {n: ordinal for n, ordinal in found.items() if n not in self.known}
-        again = {n: ordinal for n, ordinal in found.items() if self.known.get(n, ordinal) != ordinal}
-        assert not again, f"{again} had others before: {self.known}"
-        assert len({*new.values()}) == len(new), f"an ordinal was given twice: {found}"
-        later = {n for n in new if new[n] != self.before.get(n)}
-        assert all(new[n] > self.most for n in later), f"{new}: {self.most} was given before"
-        self.known |= new
-        self.most = max([self.most, *new.values()])
-        self.before = {}
 
 
 def ordinals_in(store, numbers):
@@ -239,25 +196,6 @@ class Expect:
         return not lost and not absent and reported
 
 
-# -- campaigns ---------------------------------------------------------------------------------------
-
-
-def at_length(states_of):
-    """Run scripts until they left 100,000 states (STATES), or for LASTS_S seconds; the first is number 100 * SEED.
-    Print what ran.
-
-    Args:
-        states_of: runs the script of a number; returns how many states it left.
-    """
-    want, lasts_s = int(os.environ.get("STATES", 100_000)), float(os.environ.get("LASTS_S", "inf"))
-    first, began = 100 * int(os.environ.get("SEED", 1)), time.monotonic()
-    states = scripts = 0
-    while states < want and (not scripts or time.monotonic() - began < lasts_s):
-        states += states_of(first + scripts)
-        scripts += 1
-    print(f"\n{scripts} scripts, {states:,} states, {time.monotonic() - began:.0f} s")
-
-
 # -- cases -------------------------------------------------------------------------------------------
 
 
@@ -347,50 +285,35 @@ def draw_step(rng, max_steps, spare):
     return kind, fault
 
 
-class Session:
-    """A buffer below `root`, from one crash to the next.
+class Torn(Exception):
+    """A reader can't even begin, as state.bin is torn: a writer mends it."""
 
-    Args:
-        case: its sizes.
-        root: a folder with `tree` in it.
-        tree: what is there.
-        boot: the number of the boot.
-        expect: what may be there.
-        cut: whether the power was cut before (or else a process was killed).
-        fresh: whether nobody opened it since.
-        cheats: what a control plants, see `RecordingDisk`.
-    """
 
+class Session(Subject):
+    """A buffer of episodes."""
+
+    depth, looks = 2, 0.4
     has_groups = False
     """Whether a writer's opening stores rows that a reader does not see yet."""
     lags = False
     """Whether a call's sampling state may be stored with a later commit."""
 
     def __init__(self, case, root, tree, boot, expect, cut=True, fresh=True, cheats=None):
-        self.case = case
-        self.root = root
-        self.disk = RecordingDisk(root, boot, tree, cheats)
-        self.power = case.power
-        self.expects = [(0, expect)]
-        self.cut = cut
-        self.fresh = fresh
-        self.opened_at = None
-        self.explored_from = 0
-        self.buf = None
+        super().__init__(case, root, tree, boot, expect, cut, fresh, cheats)
         self.streams = {}
-        self.trace = []
-        self.origins = Origins()
         self.abandoned = {}  # streams whose end may not be on the disk
         self.ended = {}  # likewise, of those that were finished
         self.appended = {}  # a step may be there though its append was interrupted
         self.numbers = itertools.count(1 + max(expect.numbers(), default=0))
 
-    # -- which buffer it is --
-
     @classmethod
-    def suited(cls, case):
-        """Return a case with sizes that such a buffer can have."""
-        return case
+    def nothing(cls, case):
+        return Expect(case.power)
+
+    def inherit(self, before, expect, boots):
+        self.power = expect.power
+        known = before.origins.seen_of(expect.numbers())
+        self.origins = Origins(known, expect.most_given(known) if boots and self.cut else -1)
 
     draw_step = staticmethod(draw_step)
     where = ""
@@ -401,11 +324,11 @@ class Session:
         kind = Through(ReplayBuffer, self.disk)
         return kind(
             self.case.max_steps,
-            path=os.path.join(self.root, "buf"),
+            path=self.path,
             seed=7,
             storage=STORAGES[self.case.storage],
             spare_rows=self.case.spare,
-            durability="power" if self.power else "process",
+            durability=self.level,
             sync_every_s=0,
             interrupted="keep" if self.case.keep else "drop",
         )
@@ -414,7 +337,7 @@ class Session:
     def make_reader(cls, root, disk):
         """Open it as a reader."""
         kind = Through(ReplayBuffer, disk)
-        return kind.open(os.path.join(root, "buf"), "r")
+        return kind.open(f"{root}/buf", "r")
 
     @staticmethod
     def store_of(buf):
@@ -459,6 +382,39 @@ class Session:
         """Return what is expected once all was forced to the disk."""
         return expect
 
+    def read(self):
+        """Open as a reader and judge; None where nothing was born."""
+        expect, cut = self.now, self.cut
+        try:
+            buf = self.make_reader(self.root, Watcher(self.disk.system.boot))
+        except Torn:
+            return None
+        except (NotFoundError, UnknownFormatError):
+            if expect.born:
+                raise
+            return None
+        torn = self.is_torn(buf)
+        try:
+            seen = self.look_at(buf)
+            if not torn:
+                self.judge_reader(buf, expect, cut)
+        except RingmapError:
+            if not torn:  # a writer mends it
+                raise
+            return None
+        finally:
+            buf.close()
+        optional = tuple((number, 0, high) for number, _, high in expect.streams)
+        newest = expect.newest if cut else expect.newest | expect.states  # as far as state.bin tells
+        replace(expect, streams=optional, newest=newest).judge(seen, None, None, cut, self.case.max_steps)
+        return seen
+
+    def agree(self, shown, seen):
+        expect = self.expects[0][1]
+        kept = {s[0] for s in expect.streams_after(True)} & {e[0] for e in seen}
+        if shown is not None and not kept and not self.has_groups:
+            assert shown == seen, f"a reader saw {shown}, the writer {seen}"
+
     def look(self, kept=()):
         seen = self.look_at(self.buf)
         self.origins.see(self.ordinals(seen), kept)
@@ -471,24 +427,6 @@ class Session:
     @property
     def store_now(self):
         return self.store_of(self.buf)
-
-    # -- what to expect --
-
-    @property
-    def now(self):
-        return self.expects[-1][1]
-
-    def during(self, expect):
-        """From the next change on, expect this."""
-        self.expects.append((len(self.disk.log) + 1, expect))
-
-    def after(self, expect):
-        """From here on, expect this."""
-        self.expects.append((len(self.disk.log), expect))
-
-    def expect_at(self, prefix):
-        """Return what a crash may show after so many changes of the log."""
-        return next(expect for at, expect in reversed(self.expects) if at <= prefix)
 
     def open_streams(self, also=None):
         """Return the streams as `Expect` has them; `also`: number -> (low, high)."""
@@ -535,23 +473,11 @@ class Session:
         also = self.judge_also(before)
         if {e[0] for e in seen} & {s[0] for s in before.streams_after(self.cut)}:
             self.buf.flush()  # what was kept of a stream is not synced yet, as if just written
-        self.streams, self.abandoned, self.ended, self.cut, self.fresh = {}, {}, {}, False, True
+        self.streams, self.abandoned, self.ended, self.fresh = {}, {}, {}, True
         one, sampled = frozenset([seen]), frozenset([sampling])
         self.after(Expect(self.power, True, one, one, frozenset(), sampled, sampled, also=also))
-        if self.opened_at is None:
-            self.opened_at = len(self.disk.log)
+        self.opened()
         return seen
-
-    def kill(self):
-        """Let go of the buffer as the kernel does, changing nothing."""
-        if self.buf is not None:
-            self.disk.fail(1, Cut(), sticky=True)
-            self.abandon()
-            self.disk.lift()
-            self.buf = None
-
-    def abandon(self):
-        self.store_now.abandon()
 
     def arm(self, fault):
         if fault is not None:
@@ -710,6 +636,15 @@ class Session:
 
     # -- steps --
 
+    def play(self, rng):
+        self.run([("write", 1 + i % self.case.spare) for i in range(self.case.warm)])
+        self.explored_from = len(self.disk.log) if self.case.warm else 0
+        self.run(self.case.steps)
+
+    def go_on(self, rng):
+        self.run([self.draw_step(rng, self.case.max_steps, self.case.spare) for _ in range(3)])
+        self.run([("write", 1 + self.case.spare // 2), ("reopen", "kill"), ("write", 1)])
+
     def run(self, steps):
         """Make the calls of a script."""
         for step in steps:
@@ -807,175 +742,3 @@ class Session:
             del self.abandoned[number]
             self.after(replace(self.now, streams=self.open_streams()))
 
-
-# -- the campaign -------------------------------------------------------------------------------------
-
-
-class Violation(AssertionError):
-    """A disk that a crash may leave showed what it must not."""
-
-
-class Torn(Exception):
-    """A reader can't even begin, as state.bin is torn: a writer mends it."""
-
-
-class Watcher(Disk):
-    """A disk that nothing may change."""
-
-    def before(self, change, path, *details):
-        raise AssertionError(f"a reader did {change} to {path}")
-
-
-@dataclass
-class Campaign:
-    """Crashes sessions and opens what is left.
-
-    `samples`: random disks per prefix, beside the two where all or nothing pending is kept;
-    `every`: only each so many of these, in turn; `share`: of the disks, how many go on being written, and crash again.
-    """
-
-    base: str
-    rng: random.Random
-    samples: int = 3
-    every: int = 1
-    share: float = 0.1
-    cheats: object = None
-    boots: bool = True
-    session: type = Session
-    states: int = 0
-    again: int = 0
-    sessions: int = 0
-    roots: int = 0
-    seen: set = field(default_factory=set)
-
-    def run(self, case):
-        """Run a case and crash it after each of its changes."""
-        self.seen.clear()
-        self.sessions += 1
-        root = self._new_root({})
-        case = self.session.suited(case)
-        first = Expect(case.power)
-        session = self.session(case, root, {}, 1, first, cut=False, cheats=self.cheats)
-        try:
-            session.open()
-            session.run([("write", 1 + i % case.spare) for i in range(case.warm)])
-            session.explored_from = len(session.disk.log) if case.warm else 0
-            session.run(case.steps)
-            session.kill()
-            assert read_tree(root) == session.disk.model.live(), "the log misses a change"
-        except (AssertionError, RingmapError, OSError) as error:
-            raise Violation(f"{case}: {error!r}") from error
-        shutil.rmtree(root)
-        self.explore(session, 0)
-        return session
-
-    def explore(self, session, depth):
-        """Crash a session after each change: at depth 0 every prefix, below it some."""
-        rng, model = self.rng, Model(session.disk.tree)
-        boot = session.disk.system.boot
-        for prefix in range(len(session.disk.log) + 1):
-            if prefix:
-                model.apply(session.disk.log[prefix - 1])
-            if prefix < session.explored_from or (depth and rng.random() > 0.15):
-                continue
-            expect = session.expect_at(prefix)
-            ways = [Always(0), Always(1), *[rng] * self.samples][prefix % self.every :: self.every]
-            for way in [rng] if depth else ways:
-                tree = model.crash(way)
-                known = session.origins.seen_of(expect.numbers())
-                origins = Origins(known, expect.most_given(known) if self.boots else -1)
-                self.examine(
-                    session.case,
-                    tree,
-                    expect,
-                    boot,
-                    True,
-                    prefix,
-                    depth,
-                    origins,
-                    reboots=self.boots,
-                )
-            if rng.random() < 0.1:
-                cut = depth > 0 and prefix < session.opened_at
-                origins = Origins(session.origins.seen_of(expect.numbers()))
-                self.examine(session.case, model.live(), expect, boot, cut, prefix, depth, origins)
-
-    def examine(self, case, tree, expect, boot, cut, prefix, depth, origins, reboots=False):
-        """Open a disk as a reader, then as the writer, and judge both; sometimes go on from there."""
-        boot += reboots
-        tree.get("buf", {}).pop("lock", None)
-        key = xxhash.xxh3_64_intdigest(marshal.dumps(tree)), id(expect), cut
-        if key in self.seen:
-            return
-        self.seen.add(key)
-        self.states += 1
-        self.again += depth > 0
-        root = self._new_root(tree)
-        rng, session = self.rng, None
-        try:
-            looks = rng.random() < 0.4  # it takes as long as all the rest
-            shown = read(self.session, root, expect, boot, cut, case.max_steps) if looks else None
-            session = self.session(case, root, tree, boot, expect, cut, depth == 0, self.cheats)
-            session.power, session.origins = expect.power, origins
-            seen = session.open()
-            kept = {s[0] for s in expect.streams_after(cut)} & {e[0] for e in seen}
-            if reboots and shown is not None and not kept and not session.has_groups:
-                assert shown == seen, f"a reader saw {shown}, the writer {seen}"
-            goes_on = depth < 2 and rng.random() < self.share
-            if goes_on:
-                session.run([session.draw_step(rng, case.max_steps, case.spare) for _ in range(3)])
-                session.run([("write", 1 + case.spare // 2), ("reopen", "kill"), ("write", 1)])
-            session.kill()
-        except (AssertionError, RingmapError, OSError) as error:
-            went_on = session.trace if session else "unopened"
-            raise Violation(f"{case}\nprefix {prefix}, depth {depth}, cut {cut}, then {went_on}: {error!r}") from error
-        finally:
-            shutil.rmtree(root, ignore_errors=True)
-        if goes_on:
-            self.explore(session, depth + 1)
-
-    def _new_root(self, tree):
-        self.roots += 1
-        root = os.path.join(self.base, f"{os.getpid()}-{id(self)}-{self.roots}")
-        materialise(tree, root)
-        return root
-
-
-def read(kind, root, expect, boot, cut, max_steps):
-    """Open as a reader and judge; None where nothing was born."""
-    disk = Watcher(Machine(boot))
-    try:
-        buf = kind.make_reader(root, disk)
-    except Torn:
-        return None
-    except (NotFoundError, UnknownFormatError):
-        if expect.born:
-            raise
-        return None
-    torn = kind.is_torn(buf)
-    try:
-        seen = kind.look_at(buf)
-        if not torn:
-            kind.judge_reader(buf, expect, cut)
-    except RingmapError:
-        if not torn:  # a writer mends it
-            raise
-        return None
-    finally:
-        buf.close()
-    optional = tuple((number, 0, high) for number, _, high in expect.streams)
-    newest = expect.newest if cut else expect.newest | expect.states  # as far as state.bin tells
-    replace(expect, streams=optional, newest=newest).judge(seen, None, None, cut, max_steps)
-    return seen
-
-
-def read_tree(root):
-    """Return what is below a folder, but for the lock file."""
-    found = {}
-    for entry in os.scandir(root):
-        if entry.is_dir():
-            found[entry.name] = read_tree(entry.path)
-        elif entry.name != "lock":
-            with open(entry.path, "rb") as file:
-                found[entry.name] = file.read()
-    return found

@@ -15,36 +15,21 @@ from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.group import OpenGroup
 from ringmap.storage.sidecars.values import MutableValues
 from tests.crash import test_groups, test_parts, test_updates
+from tests.crash.harness import LEVELS, Draw
 from tests.crash.recording import same_ids
 from tests.disks import ram_folder
 from tests.tiers import few
 
-LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 ERRORS = [(errno.ENOSPC, False), (errno.EIO, False), (errno.ENOSPC, True), (errno.EIO, True)]
 """An error, and whether all later changes of the call fail, too."""
 
 
-class Transitions(test_groups.Session):
-    of_transitions = True
-
-
-def rows(root, power, seed):
-    return test_groups.Session(root, {}, 1, power, test_groups.Expect(), False)
-
-
-def transitions(root, power, seed):
-    return Transitions(root, {}, 1, power, test_groups.Expect(), False)
-
-
-def parts(root, power, seed):
-    return test_parts.Session(root, {}, 1, power, bool(seed % 2), test_parts.Expect(), False)
-
-
-def values(root, power, seed):
-    return test_updates.Updates(root, {}, 1, power, None, False)
-
-
-KINDS = {made.__name__: made for made in (rows, transitions, parts, values)}
+KINDS = {
+    "rows": test_groups.Session,
+    "transitions": test_groups.Transitions,
+    "parts": test_parts.Session,
+    "values": test_updates.Updates,
+}
 
 
 def strike(root, made, power, seed, which, fault, calls=9):
@@ -54,7 +39,8 @@ def strike(root, made, power, seed, which, fault, calls=9):
     After an error all is as before the call, or the call was done; the calls after it work; an opening finds what had
     returned.
     """
-    session, rng, met, struck = made(root, power, seed), random.Random(seed), itertools.count(), []
+    session = made(Draw(power, keep=bool(seed % 2)), root, {}, 1, made.nothing(None), False)
+    rng, met, struck = random.Random(seed), itertools.count(), []
     session.open()
     lift = session.disk.lift
 
@@ -63,7 +49,7 @@ def strike(root, made, power, seed, which, fault, calls=9):
         lift()
 
     session.disk.lift = note
-    session.fault = lambda rng: fault if next(met) == which else None
+    session.fault = lambda rng, most=0: fault if next(met) == which else None
     for _ in range(calls):
         session.step(rng)
     session.kill()

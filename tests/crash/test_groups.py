@@ -8,7 +8,6 @@ at position n.
 import contextlib
 import errno
 import os
-import random
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +16,7 @@ import pytest
 import ringmap
 from ringmap import TransitionReplayBuffer
 from ringmap.buffers.steps import StepRing
-from ringmap.errors import EnvironmentFault, RingmapError, SyncFailedError
+from ringmap.errors import EnvironmentFault, RingmapError
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.commit import commit as commit_module
 from ringmap.storage.commit import store as store_module
@@ -26,12 +25,12 @@ from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.step_file import StepFile, read_steps
 from ringmap.storage.ring.ring import Position
-from tests.crash.cases import at_length
-from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
-from tests.disks import Cut, FaultyDisk, FullDisk, Through, ram_folder
+from tests.crash.harness import LEVELS, Draw, Subject, at_length, crash
+from tests.disks import FaultyDisk, FullDisk, Through, ram_folder
 from tests.tiers import few
 
-LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
+__all__ = ["crash"]
+
 SCHEMA = Schema.of({"n": np.zeros((1, 3), np.int64), "byte": np.zeros(1, np.uint8)})
 
 
@@ -130,57 +129,53 @@ class Calls:
         return ids.tolist()
 
 
-class Session:
-    """A ring below `root`, from one crash to the next."""
+class Session(Subject):
+    """A ring of rows."""
 
-    def __init__(self, root, tree, boot, power, expect, cut, cheats=None):
-        self.root, self.power, self.cut = root, power, cut
-        self.disk = RecordingDisk(root, boot, tree, cheats)
-        self.expects = [(0, expect)]
-        self.opened_at = 0
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
         self.since = 0  # what the rows before led to may be lost
-        self.ring = None
+
+    @classmethod
+    def nothing(cls, case):
+        return Expect()
+
+    def inherit(self, before, expect, boots):
+        self.since = before.since
 
     capacity, group = 11, 5
     of_transitions = False
 
     def make(self, disk=None):
         if self.of_transitions:
-            path, level = os.path.join(self.root, "buf"), "power" if self.power else "process"
-            return Calls(self.capacity, path, disk or self.disk, level)
+            return Calls(self.capacity, self.path, disk or self.disk, self.level)
         return StepRing(
             self.capacity,
-            path=os.path.join(self.root, "buf"),
+            path=self.path,
             group=self.group,
             schema=SCHEMA,
-            durability="power" if self.power else "process",
+            durability=self.level,
             sync_every_s=0,
             disk=disk or self.disk,
             seed=3,
         )
 
-    @property
-    def now(self):
-        return self.expects[-1][1]
-
-    def during(self, expect):
-        self.expects.append((len(self.disk.log) + 1, expect))
-
-    def after(self, expect):
-        self.expects.append((len(self.disk.log), expect))
-
-    def expect_at(self, prefix):
-        return next(expect for at, expect in reversed(self.expects) if at <= prefix)
+    def read(self):
+        if not self.cut and not self.of_transitions and os.path.exists(os.path.join(self.path, "manifest.json")):
+            with (
+                contextlib.suppress(RingmapError),
+                contextlib.closing(StepRing.open(self.path, "r", disk=self.disk)) as reader,
+            ):
+                self.judge(reader, self.now, False, reader=True)
 
     def open(self):
         expect = self.now
-        self.ring = self.make()
-        added = self.judge(self.ring, expect, self.cut)
-        self.cut = False
-        self.ring.buffer.flush()  # what was taken of a group is not synced yet, as if just written
-        gone = frozenset(range(added)) - frozenset(self.ring.ids().tolist())
+        self.buf = self.make()
+        added = self.judge(self.buf, expect, self.cut)
+        self.buf.buffer.flush()  # what was taken of a group is not synced yet, as if just written
+        gone = frozenset(range(added)) - frozenset(self.buf.ids().tolist())
         self.after(Expect(added, frozenset([added]), added, gone))
-        self.opened_at = len(self.disk.log)
+        self.opened()
 
     def judge(self, ring, expect, cut, reader=False):
         if isinstance(ring, Calls):
@@ -205,43 +200,17 @@ class Session:
         before = self.now
         end = max(before.calls) + count
         self.during(replace(before, calls=before.calls | {end}))
-        if fault is not None:
-            self.disk.fail(*fault)
-        returned = False
-        try:
-            do()
-            returned = True
-        except (SyncFailedError, Cut):
-            self.disk.lift()
-            self.kill()
-            self.open()
+        returned = self.attempt(do, fault)
+        if returned is None:
             return
-        except (EnvironmentFault, KeyboardInterrupt):
-            self.disk.lift()
-            assert fault is not None
-        self.disk.lift()
-        self.ring.engine.owned.recover_if_stale()
-        added = self.judge(self.ring, self.now, False)
+        added = self.judge(self.buf, self.now, False)
         assert not returned or added == end, f"{added} rows after a call that ended at {end}"
         low = added if synced or self.power else before.synced
         self.after(Expect(added, frozenset([added]), low, before.gone))
 
-    def kill(self):
-        self.disk.fail(1, Cut(), sticky=True)
-        self.ring.engine.owned.abandon()
-        self.disk.lift()
-
-    def fault(self, rng):
-        if rng.random() >= 0.25:
-            return None
-        error = rng.choice(
-            [KeyboardInterrupt(), OSError(errno.ENOSPC, "planted"), Cut(), OSError(errno.EIO, "planted")]
-        )
-        return rng.randint(1, 6), error
-
     def step(self, rng):
         kind = rng.choices(["append", "flush", "sync", "close", "kill"], [12, 1, 1, 0.7, 0.7])[0]
-        ring = self.ring
+        ring = self.buf
         if kind == "append":
             count = rng.randint(1, 3)
             rows = rows_of(ring.added, count)
@@ -259,109 +228,36 @@ class Session:
             self.open()
 
 
-class Campaign:
-    """Runs scripts, and crashes them everywhere."""
-
-    def __init__(self, base, seed, samples=2, share=1.0, cheats=None, session=Session):
-        self.session = session
-        self.base, self.rng, self.samples, self.cheats = base, random.Random(seed), samples, cheats
-        self.share = share
-        self.states = self.roots = 0
-
-    def new_root(self, tree):
-        root = os.path.join(self.base, str(self.roots))
-        self.roots += 1
-        materialise(tree, root)
-        return root
-
-    def run(self, power, calls=9, depth=0):
-        root = self.new_root({})
-        session = self.session(root, {}, 1, power, Expect(), False, self.cheats)
-        session.open()
-        for _ in range(calls):
-            session.step(self.rng)
-        session.kill()
-        self.explore(session, power, depth)
-
-    def explore(self, session, power, depth):
-        model, rng = Model(session.disk.tree), self.rng
-        boot = session.disk.system.boot
-        for prefix in range(len(session.disk.log) + 1):
-            if prefix:
-                model.apply(session.disk.log[prefix - 1])
-            if rng.random() > (0.25 if depth else self.share):
-                continue
-            expect = session.expect_at(prefix)
-            was_cut = session.cut_before if depth and prefix < session.opened_at else False
-            self.examine(model.live(), expect, boot, was_cut, power, depth, session.since)
-            for way in [Always(0), Always(1), *[rng] * self.samples]:
-                self.examine(model.crash(way), expect, boot + 1, True, power, depth, session.since)
-
-    def examine(self, tree, expect, boot, cut, power, depth, since):
-        tree.get("buf", {}).pop("lock", None)
-        self.states += 1
-        root = self.new_root(tree)
-        session = self.session(root, tree, boot, power, expect, cut, self.cheats)
-        session.cut_before, session.since = cut, since
-        if not cut and not session.of_transitions and "manifest.json" in tree.get("buf", {}):
-            with (
-                contextlib.suppress(RingmapError),
-                contextlib.closing(StepRing.open(os.path.join(root, "buf"), "r", disk=session.disk)) as reader,
-            ):
-                session.judge(reader, expect, cut, reader=True)
-        session.open()
-        if depth < 1 and self.rng.random() < 0.06:
-            for _ in range(3):
-                session.step(self.rng)
-            session.kill()
-            self.explore(session, power, depth + 1)
-        else:
-            session.kill()
-
-
-@pytest.fixture
-def run(monkeypatch):
-    with ram_folder() as folder:
-
-        def run(power, seed, **options):
-            same_ids(monkeypatch, seed)
-            campaign = Campaign(os.path.join(folder, str(seed)), seed, **options)
-            os.mkdir(campaign.base)
-            campaign.run(power)
-            return campaign
-
-        yield run
+class Transitions(Session):
+    of_transitions = True
 
 
 A_SCRIPT_A_LEVEL = pytest.mark.parametrize(("seed", "power"), [(0, False), (1, True)], ids=["process", "power"])
 
 
 @A_SCRIPT_A_LEVEL
-def test_a_call_that_returned_is_there(run, power, seed):
-    assert run(power, seed, samples=0, share=0.1).states > 20
-
-
-class Transitions(Session):
-    of_transitions = True
+def test_a_call_that_returned_is_there(crash, power, seed):
+    assert crash(Session, Draw(power), seed, samples=0, prefixes=0.1, kills=1).states > 20
 
 
 @pytest.mark.slow
 @A_SCRIPT_A_LEVEL
-def test_a_transition_that_was_added_is_there_with_its_next_observation(run, power, seed):
-    assert run(power, seed, samples=0, share=0.05, session=Transitions).states > 10
+def test_a_transition_that_was_added_is_there_with_its_next_observation(crash, power, seed):
+    assert crash(Transitions, Draw(power), seed, samples=0, prefixes=0.05, kills=1).states > 10
 
 
 @pytest.mark.campaign
 @LEVELS
-def test_of_many_scripts_of_transitions(run, power):
-    at_length(lambda seed: run(power, seed, session=Transitions).states)
+@pytest.mark.parametrize("session", [Session, Transitions])
+def test_of_many_scripts(crash, power, session):
+    at_length(lambda seed: crash(session, Draw(power), seed, samples=2, share=0.06, kills=1).states)
 
 
 def test_a_full_disk_stores_nothing_of_a_call():
     """Whichever change of an append fails, nothing of it counts."""
     with ram_folder() as folder:
         disk = FaultyDisk()
-        session = Session(str(folder), {}, 1, False, Expect(), False)
+        session = Session(Draw(False), str(folder), {}, 1, Expect(), False)
         ring = session.make(disk)
         for only in ("reserve", "mkdir", "create", "write"):
             disk.fail(1, OSError(errno.ENOSPC, "planted"), only=only)
@@ -382,7 +278,7 @@ def test_a_full_disk_stores_nothing_of_a_call():
 
 def test_rows_after_a_clear():
     with ram_folder() as folder:
-        session = Session(str(folder), {}, 1, False, Expect(), False)
+        session = Session(Draw(False), str(folder), {}, 1, Expect(), False)
         ring = session.make()
         ring.append(rows_of(0, 3))
         ring.buffer.clear()
@@ -423,7 +319,7 @@ def test_frames_of_an_earlier_group_are_not_taken(tmp_path):
 
 def test_readers_see_rows_with_their_commit():
     with ram_folder() as folder:
-        ring = Session(str(folder), {}, 1, False, Expect(), False).make()
+        ring = Session(Draw(False), str(folder), {}, 1, Expect(), False).make()
         with contextlib.closing(StepRing.open(folder / "buf", "r")) as reader:
             ring.append(rows_of(0, 1))
             assert (reader.buffer.refresh(), len(reader)) == (False, 0)
@@ -460,12 +356,6 @@ def test_a_state_that_cannot_be_written_lags_by_one_record(tmp_path, call):
     ring.close()
 
 
-@pytest.mark.campaign
-@LEVELS
-def test_of_many_scripts(run, power):
-    at_length(lambda seed: run(power, seed).states)
-
-
 # -- controls: each guard taken out, and the campaign sees it ----------------------------------------
 
 
@@ -493,10 +383,10 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", few(PLANTED))
-def test_the_campaign_sees_a_missing_guard(run, monkeypatch, name):
+def test_the_campaign_sees_a_missing_guard(crash, monkeypatch, name):
     power, planted = PLANTED[name]
     for where, what, instead in planted:
         monkeypatch.setattr(where, what, instead)
     with pytest.raises((AssertionError, RingmapError, OSError)):
         for seed in range(20):
-            run(power, seed, samples=1, share=0.5)
+            crash(Session, Draw(power), seed, samples=1, share=0.06, prefixes=0.5, kills=1)

@@ -5,7 +5,6 @@ Scripts of calls run on a recording disk. After each change of the disk a kill, 
 is opened by the real code, which is killed and cut in its turn. A row carries its episode and its step.
 """
 
-import errno
 import itertools
 import os
 import random
@@ -19,7 +18,7 @@ import pytest
 
 import ringmap
 from ringmap import ReplayBuffer
-from ringmap.errors import EnvironmentFault, RingmapError, RoleError, SyncFailedError
+from ringmap.errors import RingmapError, RoleError
 from ringmap.storage.commit import open_episode as open_module
 from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.commit.open_episode import OpenEpisode
@@ -27,12 +26,13 @@ from ringmap.storage.commit.store import Store
 from ringmap.storage.read.recovery import breaks_of
 from ringmap.storage.records import table as table_module
 from ringmap.storage.records.table import DROPPED, PART, RECORD, Record
-from tests.crash.cases import Origins, at_length
-from tests.crash.recording import Always, Model, RecordingDisk, materialise, same_ids
-from tests.disks import Cut, Through, ram_folder
+from tests.crash.harness import LEVELS, Draw, Subject, at_length, crash
+from tests.crash.recording import Always, Model, RecordingDisk, materialise
+from tests.disks import Through, ram_folder
 from tests.tiers import few
 
-LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
+__all__ = ["crash"]
+
 MAX_STEPS, SPARE, EVERY = 16, 6, 3
 COLUMNS = {"number": ((), "i8"), "step": ((3,), "i8")}
 
@@ -103,60 +103,42 @@ def look(buf):
     return parts
 
 
-class Session:
-    """A buffer below `root`, from one crash to the next."""
+class Session(Subject):
+    """A buffer whose episodes are committed in parts."""
 
-    def __init__(self, root, tree, boot, power, keep, expect, cut, cheats=None):
-        self.root, self.power, self.keep, self.cut = root, power, keep, cut
-        self.disk = RecordingDisk(root, boot, tree, cheats)
-        self.expects = [(0, expect)]
-        self.opened_at = self.begin = 0
-        self.buf = None
-        self.origins = Origins()
+    def __init__(self, case, root, tree, boot, *more, **options):
+        super().__init__(case, root, tree, boot, *more, **options)
+        self.begin = 0
         self.streams = {}
         self.numbers = itertools.count(1000 * boot)
 
-    @property
-    def path(self):
-        return os.path.join(self.root, "buf")
+    @classmethod
+    def nothing(cls, case):
+        return Expect()
 
     def make(self):
         return Through(ReplayBuffer, self.disk)(
             MAX_STEPS,
             path=self.path,
-            durability="power" if self.power else "process",
+            durability=self.level,
             sync_every_s=0,
             seed=3,
             spare_rows=SPARE,
-            interrupted="keep" if self.keep else "drop",
+            interrupted="keep" if self.case.keep else "drop",
             schema=COLUMNS,
         )
-
-    @property
-    def now(self):
-        return self.expects[-1][1]
-
-    def during(self, expect):
-        self.expects.append((len(self.disk.log) + 1, expect))
-
-    def after(self, expect):
-        self.expects.append((len(self.disk.log), expect))
-
-    def expect_at(self, prefix):
-        return next(expect for at, expect in reversed(self.expects) if at <= prefix)
 
     def open(self):
         self.buf = self.make()
         assert not self.buf.engine.source.live.whole.is_open.any(), "an episode is open"
         self.judge(self.look(number for number, *_ in self.now.streams), self.now, self.cut, opened=True)
         assert self.buf.check() == []
-        self.cut = False
         self.buf.flush()
         self.streams = {}
         # From here on only what is stored now is known: positions that are empty stay so.
         commits = tuple(sorted((start, *part) for start, part in stored(self.buf).items()))
         self.after(Expect(commits, len(commits), len(commits), len(commits)))
-        self.opened_at = len(self.disk.log)
+        self.opened()
         self.begin = int(self.buf.engine.source.head)  # also of parts that were dropped
 
     def look(self, kept=()):
@@ -168,7 +150,7 @@ class Session:
         self.origins.see(found, kept)
         return seen
 
-    def judge(self, seen, expect, cut, opened=False, reader=False):
+    def judge(self, seen, expect, cut, opened=False):
         """Raise unless the parts `seen` may be there. Parts are `(start, number, first, stop)` once they were seen."""
         weak = cut and not self.power
         low = expect.synced if weak else expect.low
@@ -192,7 +174,7 @@ class Session:
                 continue
             left = [s for s in expect.streams if s[3]]
             kept = sorted(extra.values())
-            if not opened or not self.keep:
+            if not opened or not self.case.keep:
                 if kept:
                     why.append(f"{count}: {kept} from nowhere")
                     continue
@@ -225,25 +207,11 @@ class Session:
                 least = min(least, old[2])
             changed[number] = number, first, least, most
         self.during(replace(before, commits=commits, high=high, streams=frozenset(changed.values())))
-        if fault is not None:
-            self.disk.fail(*fault)
-        failed = False
-        try:
-            do()
-        except (SyncFailedError, Cut):
-            self.disk.lift()
-            self.kill()
-            self.open()
-            return False
-        except (EnvironmentFault, KeyboardInterrupt):
-            failed = True
-            assert fault is not None
-        self.disk.lift()
-        self.buf.engine.owned.recover_if_stale()
-        if part is not None and not failed:
+        returned = self.attempt(do, fault)
+        if part is not None and returned:
             head = int(self.buf.engine.source.head)
             assert {head} == set(self.ends(self.now, high)), "a part is missing"
-        return not failed
+        return bool(returned)
 
     def settled(self, synced=False):
         """Note what is stored now, after a call."""
@@ -277,24 +245,6 @@ class Session:
             if stream._end[1] or stream._part.number
         )
 
-    def kill(self):
-        self.disk.fail(1, Cut(), sticky=True)
-        self.buf.engine.owned.abandon()
-        self.disk.lift()
-
-    def fault(self, rng):
-        if rng.random() > 0.25:
-            return None
-        error = rng.choice(
-            [
-                KeyboardInterrupt(),
-                OSError(errno.ENOSPC, "planted"),
-                Cut(),
-                OSError(errno.EIO, "planted"),
-            ]
-        )
-        return rng.randint(1, 9), error
-
     def step(self, rng):
         kinds = ["append", "begin", "finish", "abandon", "write", "flush", "sync", "close", "kill"]
         kind = rng.choices(kinds, [12, 1, 1.5, 0.5, 1.5, 0.5, 0.5, 0.5, 0.7])[0]
@@ -315,7 +265,7 @@ class Session:
         # More than EVERY, after a call that was interrupted between its step and its commit.
         part = (number, first, step + 1) if step + 1 - first >= EVERY else None
         also = [(number, first, 0, step + 1 - first)]
-        self.call(lambda: stream.append(row(number, step)), part, also, self.fault(rng))
+        self.call(lambda: stream.append(row(number, step)), part, also, self.fault(rng, 9))
         if self.streams.get(number) is stream:
             self.settled()
 
@@ -325,7 +275,7 @@ class Session:
         step, pending = stream.num_steps, stream._pending
         part = (number, step - pending, step) if pending else None
         also = [(number, step - pending, 0, pending + 1)]
-        done = self.call(lambda: stream.finish(terminated=True), part, also, self.fault(rng))
+        done = self.call(lambda: stream.finish(terminated=True), part, also, self.fault(rng, 9))
         if self.streams.get(number) is not stream:
             return  # it was opened again
         if not done:
@@ -348,7 +298,7 @@ class Session:
         number, length = next(self.numbers), rng.randint(1, SPARE)
         do = lambda: self.buf.write_episode(rows(number, 0, length))  # noqa: E731
         buf = self.buf
-        self.call(do, (number, 0, length), (), self.fault(rng))
+        self.call(do, (number, 0, length), (), self.fault(rng, 9))
         if self.buf is buf:
             self.settled()
 
@@ -370,83 +320,20 @@ class Session:
         self.open()
 
 
-class Campaign:
-    """Runs scripts, and crashes them everywhere."""
-
-    def __init__(self, base, seed, samples=2, share=1.0, cheats=None, again=0.06):
-        self.base, self.rng, self.samples, self.cheats = base, random.Random(seed), samples, cheats
-        self.share, self.keep, self.again = share, bool(seed % 2), again
-        self.states = self.roots = 0
-
-    def new_root(self, tree):
-        root = os.path.join(self.base, str(self.roots))
-        self.roots += 1
-        materialise(tree, root)
-        return root
-
-    def run(self, power, calls=12, depth=0):
-        session = Session(self.new_root({}), {}, 1, power, self.keep, Expect(), False, self.cheats)
-        session.open()
-        for _ in range(calls):
-            session.step(self.rng)
-        session.kill()
-        self.explore(session, power, depth)
-
-    def explore(self, session, power, depth):
-        model, rng = Model(session.disk.tree), self.rng
-        boot = session.disk.system.boot
-        for prefix in range(len(session.disk.log) + 1):
-            if prefix:
-                model.apply(session.disk.log[prefix - 1])
-            if rng.random() > (0.25 if depth else self.share):
-                continue
-            expect = session.expect_at(prefix)
-            was_cut = session.cut_before if depth and prefix < session.opened_at else False
-            known = session.origins.known
-            self.examine(model.live(), expect, boot, was_cut, power, depth, known)
-            for way in [Always(0), Always(1), *[rng] * self.samples]:
-                self.examine(model.crash(way), expect, boot + 1, True, power, depth, known)
-
-    def examine(self, tree, expect, boot, cut, power, depth, known):
-        tree.get("buf", {}).pop("lock", None)
-        self.states += 1
-        root = self.new_root(tree)
-        session = Session(root, tree, boot, power, self.keep, expect, cut, self.cheats)
-        session.cut_before, session.origins = cut, Origins(known)
-        session.open()
-        if depth < 1 and self.rng.random() < self.again:
-            for _ in range(3):
-                session.step(self.rng)
-            session.kill()
-            self.explore(session, power, depth + 1)
-        else:
-            session.kill()
-
-
-@pytest.fixture
-def run(monkeypatch):
-    with ram_folder() as folder:
-
-        def run(power, seed, **options):
-            same_ids(monkeypatch, seed)
-            campaign = Campaign(os.path.join(folder, str(seed)), seed, **options)
-            os.mkdir(campaign.base)
-            campaign.run(power)
-            return campaign
-
-        yield run
+def drawn(seed, power):
+    return Draw(power, 12, keep=bool(seed % 2))
 
 
 @LEVELS
 @pytest.mark.parametrize("seed", few(range(2)))
-def test_a_part_that_was_committed_is_there_once(run, power, seed):
-    assert run(power, seed, samples=0, share=0.1, again=0.01).states > 10
+def test_a_part_that_was_committed_is_there_once(crash, power, seed):
+    assert crash(Session, drawn(seed, power), seed, samples=0, prefixes=0.1, share=0.01, kills=1).states > 10
 
 
 @pytest.mark.campaign
 @LEVELS
-def test_of_many_scripts(run, power):
-    at_length(lambda seed: run(power, seed).states)
+def test_of_many_scripts(crash, power):
+    at_length(lambda seed: crash(Session, drawn(seed, power), seed, samples=2, share=0.06, kills=1).states)
 
 
 # -- kills at every line -----------------------------------------------------------------------------
@@ -675,11 +562,11 @@ GO_ON = OpenEpisode._go_on
 
 
 @pytest.mark.parametrize("plant", [leave_them_open, forget_the_chain, keep_what_was_committed, forget_the_steps_before])
-def test_the_campaign_sees_a_missing_guard(run, monkeypatch, plant):
+def test_the_campaign_sees_a_missing_guard(crash, monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises((AssertionError, RingmapError, LookupError)):
         for seed in (1, 3, 5, 7, 9):  # which keep what was appended
-            run(True, seed, samples=0, share=0.1, again=0)
+            crash(Session, drawn(seed, True), seed, samples=0, prefixes=0.1, share=0, kills=1)
 
 
 def test_steps_of_a_part_that_was_dropped_may_be_stored_again():

@@ -28,7 +28,8 @@ from ringmap.storage.records.table import EpisodeTable
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
 from tests.crash import priorities
-from tests.crash.cases import Campaign, Case, Origins, Session, Violation
+from tests.crash.cases import Case, Session
+from tests.crash.harness import LEVELS, Campaign, Origins, Violation
 from tests.crash.joined import JoinedSession
 from tests.crash.kill.planted import successors_after_the_commit
 from tests.crash.labels import LabelSession
@@ -37,8 +38,6 @@ from tests.crash.recording import Always, Model, RecordingDisk, RecordingHandle,
 from tests.crash.transitions import NamedSession, StackSession, TransitionSession
 from tests.disks import Through, ram_folder
 from tests.tiers import few
-
-LEVELS = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 
 
 def campaign_unless(chosen):
@@ -72,7 +71,7 @@ def run(base, monkeypatch):
             same_ids(patch, seed)
             if options.get("session") is PrioritySession:
                 priorities.make_small(patch)
-            campaign = run.last = Campaign(base, random.Random(seed), **options)
+            campaign = run.last = Campaign(base, random.Random(seed), **{"session": Session, **options})
             campaign.run(case)
         return campaign
 

@@ -18,10 +18,11 @@ from ringmap import Column, ReplayBuffer
 from ringmap.errors import CorruptError, EnvironmentFault, SyncFailedError
 from ringmap.storage.sidecars import values
 from ringmap.storage.sidecars.values import MutableValues
-from tests.crash.cases import at_length
-from tests.crash.recording import Always, Model, materialise, same_ids
-from tests.crash.test_groups import LEVELS, Campaign, Session
-from tests.disks import Cut, ram_folder
+from tests.crash.harness import LEVELS, Draw, Subject, at_length, crash
+from tests.crash.recording import Always, Model, materialise
+from tests.disks import ram_folder
+
+__all__ = ["crash"]
 
 SCHEMA = {
     "at": ((2,), "<i8"),
@@ -65,45 +66,49 @@ def look(buf):
     return found
 
 
-class Updates(Session):
+class Updates(Subject):
     """A buffer with values that change, from one crash to the next."""
 
-    of_transitions = True  # for the campaign: no ring of rows reads it
     max_steps = 9
 
-    def __init__(self, root, tree, boot, power, expect, cut, cheats=None):
-        expect = expect if isinstance(expect, Values) else Values()
-        super().__init__(root, tree, boot, power, expect, cut, cheats)
+    def __init__(self, case, root, tree, boot, expect, *more, **options):
+        super().__init__(case, root, tree, boot, expect, *more, **options)
         self.updates = max(expect.most.values(), default=0)
         self.episodes = max((episode for episode, _ in expect.most), default=0)
 
-    def make(self, disk=None):
+    @classmethod
+    def nothing(cls, case):
+        return Values()
+
+    def inherit(self, before, expect, boots):
+        pass
+
+    def make(self):
         return ReplayBuffer(
             self.max_steps,
-            path=os.path.join(self.root, "buf"),
+            path=self.path,
             schema=SCHEMA,
             spare_rows=4,
             seed=3,
             sync_every_s=0,
-            durability="power" if self.power else "process",
-            disk=disk or self.disk,
+            durability=self.level,
+            disk=self.disk,
         )
 
     def open(self):
         expect = self.now
-        self.ring = self.make()
+        self.buf = self.make()
         self.during(expect)
         seen = self.judge(expect, self.cut)
-        findings = [f for f in ringmap.check(self.ring.path) if f.file == "mutable.bin"]
+        findings = [f for f in ringmap.check(self.path) if f.file == "mutable.bin"]
         assert not findings, findings
-        self.cut = False
-        self.ring.flush()
+        self.buf.flush()
         self.after(Values(seen, dict(seen), {**expect.most, **seen}))
-        self.opened_at = len(self.disk.log)
+        self.opened()
 
     def judge(self, expect, cut):
         """Return what is there, having compared it with what a crash may show."""
-        seen = look(self.ring)
+        seen = look(self.buf)
         low = expect.last if not cut else expect.synced if self.power else {}
         for row, update in seen.items():
             least, most = low.get(row, -1), expect.most.get(row, -1)
@@ -114,21 +119,9 @@ class Updates(Session):
         """Make a call; `synced`: at any level it makes all values durable, at "power" those of the rows in `begun`."""
         before = self.now
         self.during(Values(before.last, before.synced, {**before.most, **(begun or {})}))
-        if fault is not None:
-            self.disk.fail(*fault, partial=True)
-        try:
-            do()
-            returned = True
-        except (SyncFailedError, Cut):
-            self.disk.lift()
-            self.kill()
-            self.open()
+        returned = self.attempt(do, fault, partial=True)
+        if returned is None:
             return
-        except (EnvironmentFault, KeyboardInterrupt):
-            assert fault is not None
-            returned = False
-        self.disk.lift()
-        self.ring.engine.owned.recover_if_stale()
         seen = self.judge(self.now, False)
         lost = {row for row in begun or () if returned and seen.get(row, begun[row]) != begun[row]}
         assert not lost, f"the values of {lost} are not there after a call that returned"
@@ -140,15 +133,9 @@ class Updates(Session):
             done |= {row: seen[row] for row in begun or () if row in seen}
         self.after(Values(seen, done, self.now.most))
 
-    def fault(self, rng):
-        error = rng.choice(
-            [KeyboardInterrupt(), OSError(errno.ENOSPC, "planted"), Cut(), OSError(errno.EIO, "planted")]
-        )
-        return (rng.randint(1, 5), error) if rng.random() < 0.25 else None
-
     def step(self, rng):
         kinds, odds = ["write", "update", "flush", "sync", "clear", "close", "kill"], [4, 8, 1, 1.5, 0.3, 0.7, 0.7]
-        kind, ring = rng.choices(kinds, odds)[0], self.ring
+        kind, ring = rng.choices(kinds, odds)[0], self.buf
         if kind == "write":
             self.episodes += 1
             rows = [(self.episodes, step) for step in range(rng.randint(1, 5))]
@@ -156,7 +143,7 @@ class Updates(Session):
             if rng.random() < 0.5:
                 given |= {"latent": latent_of(rows, 0), "label": np.zeros(len(rows))}
             number = 0 if "latent" in given else -1
-            self.call(lambda: ring.write_episode(given), dict.fromkeys(rows, number), self.fault(rng))
+            self.call(lambda: ring.write_episode(given), dict.fromkeys(rows, number), self.fault(rng, 5))
         elif kind == "update" and ring.num_episodes:
             self.updates += 1
             rows = sorted(look(ring))
@@ -168,7 +155,7 @@ class Updates(Session):
             ids = [by_episode[episode] + step for episode, step in some]
             values = {"latent": latent_of(some, self.updates), "label": np.full(count, self.updates)}
             begun = dict.fromkeys(some, self.updates)
-            self.call(lambda: ring.update(ids, values), begun, self.fault(rng), synced=self.power)
+            self.call(lambda: ring.update(ids, values), begun, self.fault(rng, 5), synced=self.power)
         elif kind == "flush":
             self.call(ring.flush, synced=True)
         elif kind == "sync":
@@ -184,29 +171,15 @@ class Updates(Session):
             self.open()
 
 
-@pytest.fixture
-def run(monkeypatch):
-    with ram_folder() as folder:
-
-        def run(power, seed, calls=9, **options):
-            same_ids(monkeypatch, seed)
-            campaign = Campaign(os.path.join(folder, f"{seed}-{power}"), seed, session=Updates, **options)
-            os.mkdir(campaign.base)
-            campaign.run(power, calls)
-            return campaign
-
-        yield run
-
-
 @LEVELS
-def test_a_value_is_whole_and_of_its_own_row(run, power):
-    assert run(power, 1, samples=0, share=0.04).states > 10
+def test_a_value_is_whole_and_of_its_own_row(crash, power):
+    assert crash(Updates, Draw(power), 1, samples=0, share=0.06, prefixes=0.04, kills=1).states > 10
 
 
 @pytest.mark.campaign
 @LEVELS
-def test_values_at_length(run, power):
-    at_length(lambda seed: run(power, seed, 12, samples=1, share=0.4).states)
+def test_values_at_length(crash, power):
+    at_length(lambda seed: crash(Updates, Draw(power, 12), seed, samples=1, share=0.06, prefixes=0.4, kills=1).states)
 
 
 # -- one cut each, and its control ------------------------------------------------------------------
@@ -216,10 +189,10 @@ def cut_after(folder, power, *calls):
     """Return what is there after a power cut that loses all that no sync covers, but for the values."""
     root = os.path.join(folder, "first")
     materialise({}, root)
-    session = Updates(root, {}, 1, power, Values(), False)
+    session = Updates(Draw(power), root, {}, 1, Values(), False)
     session.open()
     for call in calls:
-        call(session.ring)
+        call(session.buf)
     session.kill()
     model = Model({})
     for change in session.disk.log:
@@ -230,9 +203,9 @@ def cut_after(folder, power, *calls):
     tree["buf"].pop("lock", None)
     again = os.path.join(folder, "again")
     materialise(tree, again)
-    session = Updates(again, tree, 2, power, Values(), False)
-    session.ring = session.make()
-    return session.ring
+    session = Updates(Draw(power), again, tree, 2, Values(), False)
+    session.buf = session.make()
+    return session.buf
 
 
 def store(number, length=3):
@@ -295,8 +268,8 @@ def stopped_update(folder, power, stop, close):
     at, error, sticky = STOPS[stop]
     root = os.path.join(folder, "first")
     materialise({}, root)
-    session = Updates(root, {}, 1, power, Values(), False)
-    buf = session.ring = session.make()
+    session = Updates(Draw(power), root, {}, 1, Values(), False)
+    buf = session.buf = session.make()
     store(1)(buf)
     buf.update([0, 1, 2], {"latent": latent_of(ROWS, 1), "label": [1, 1, 1]})
     some = [ROWS[0], ROWS[2]]
@@ -327,8 +300,8 @@ def stopped_update(folder, power, stop, close):
         left["buf"].pop("lock", None)
         again = os.path.join(folder, name)
         materialise(left, again)
-        after = Updates(again, left, boot, power, Values(), False)
-        buf = after.ring = after.make()
+        after = Updates(Draw(power), again, left, boot, Values(), False)
+        buf = after.buf = after.make()
         judge_stopped(buf, again)
         buf.update([0, 2], {"latent": latent_of(some, 4), "label": [4, 4]})
         assert look(buf) == {ROWS[0]: 4, ROWS[1]: 3, ROWS[2]: 4}
@@ -379,17 +352,17 @@ def test_a_cut_tears_one_header_at_most(tmp_path, ends):
     """A flush notes in a header what it made durable, a close that all is, a failed sync that it failed: no sync covers
     these."""
     materialise({}, str(tmp_path / "first"))
-    session = Updates(str(tmp_path / "first"), {}, 1, False, Values(), False)
-    session.ring = session.make()
-    store(1)(session.ring)  # makes the file
+    session = Updates(Draw(False), str(tmp_path / "first"), {}, 1, Values(), False)
+    session.buf = session.make()
+    store(1)(session.buf)  # makes the file
     since = len(session.disk.log)
     for call in (put(1, 0, 1), ReplayBuffer.flush):
-        call(session.ring)
+        call(session.buf)
     if ends == "failed":
-        put(1, 0, 2)(session.ring)
+        put(1, 0, 2)(session.buf)
         session.disk.hook = is_sync_of_values
         with pytest.raises(SyncFailedError):
-            session.ring.flush()
+            session.buf.flush()
         session.disk.hook = None
-    session.ring.close()
+    session.buf.close()
     assert max(map(len, unsynced_headers(session, since))) == 1

@@ -20,7 +20,7 @@ import numpy as np
 from ringmap import TransitionReplayBuffer, Zarr
 from ringmap.samplers import PrioritizedSampler
 from tests.crash import cases
-from tests.crash.cases import Case, Expect, Session, draw_step, read
+from tests.crash.cases import Case, Expect, Session, draw_step
 from tests.crash.transitions import by_record
 from tests.disks import Through
 
@@ -89,7 +89,7 @@ class Script:
         expect = next(e for at, e in reversed(self.expects) if at <= prefix)
         rng = random.Random(prefix)
         if rng.random() < 0.4:
-            read(Session, mounted.root, expect, disk.system.boot, True, self.case.max_steps)
+            self._session(mounted, disk, expect, True).read()
         after = Script.__new__(Script)
         after.rng, after.case, after.width = rng, self.case, self.width
         session = after.session = self._session(mounted, disk, expect, True)
