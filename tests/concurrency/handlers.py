@@ -21,16 +21,22 @@ from ringmap.errors import ClosedError, NoClipsError, RoleError
 from ringmap.storage.commit import store as commits
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk import calls
+from tests.crash.cases import STORAGES, episode, look, rows_of, size_of
 from tests.crash.kill.blows import PACKAGE, AfterCall, AtLine
-from tests.crash.kill.campaign import serve
-from tests.crash.kill.script import MAX_STEPS, SPARE, STORAGES, Model, episode
-from tests.crash.kill.verdict import must, observe, seen_of
-from tests.crash.kill.victim import run
+from tests.crash.kill.forks import run, serve
 
 OURS = tuple(str(PACKAGE / part) + os.sep for part in ("storage", "buffers", "clips"))
 HANGS_S = 60
+MAX_STEPS, SPARE = 24, 6
 GIVEN = ((1, 5), (2, 6), (3, 4), (4, 5))
 UNDER_WAY, BY_HANDLER, PROBE = (11, 5), (21, 6), (31, 3)
+
+
+def stored(episodes, number, steps):
+    """Return the episodes once another one is stored; the oldest make room."""
+    while size_of(episodes) + steps > MAX_STEPS:
+        episodes = episodes[1:]
+    return (*episodes, (number, steps))
 
 
 class AtOurLine(AtLine):
@@ -60,10 +66,10 @@ class Case:
             "durability": durability,
         }
         self.writer = ReplayBuffer(MAX_STEPS, **self.options)
-        self.model = Model()
+        self.model = ()
         for k, steps in () if calls == "first" else GIVEN:
             self.writer.write_episode(episode(k, steps))
-            self.model = self.model.stored(k, steps)
+            self.model = stored(self.model, k, steps)
         self.stream = self.writer.begin_episode()
         self.streamed = 0
         if calls != "first":
@@ -71,16 +77,16 @@ class Case:
         self.reader = ReplayBuffer.open(folder / "buf", seed=1)
         if calls.startswith("reader"):
             self.writer.write_episode(episode(9, 6))
-            self.model = self.model.stored(9, 6)
+            self.model = stored(self.model, 9, 6)
         self.blow = blow(at, self.strike)
         self.outcome = "not struck"
         self.done = []
         """Which of the two calls had their effect, in order: "handler", "call"."""
 
     def append(self, count):
-        whole = episode(UNDER_WAY[0], self.streamed + count)
+        whole = rows_of(UNDER_WAY[0], self.streamed + count)
         for t in range(self.streamed, self.streamed + count):
-            self.stream.append({name: whole[name][t] for name in ("obs", "action")})
+            self.stream.append({name: values[t] for name, values in whole.items()})
             self.streamed += 1
 
     # -- calls -------------------------------------------------------------------------------
@@ -93,10 +99,10 @@ class Case:
             batch = buffer.sample(6, 2)
             for pair in batch["obs"]:
                 (k, t), (same, after) = pair.tolist()
-                must(k == same and after == t + 1, "a clip mixes rows:", batch["obs"].tolist())
-                must(t + 1 < dict([*GIVEN, (9, 6), UNDER_WAY, BY_HANDLER])[k], "no such step", k, t)
+                assert k == same and after == t + 1, f"a clip mixes rows: {batch['obs'].tolist()}"
+                assert t + 1 < dict([*GIVEN, (9, 6), UNDER_WAY, BY_HANDLER])[k], f"no such step: {k}, {t}"
         elif name == "read":
-            observe(buffer)
+            look(buffer)
         elif name == "finish":
             self.stream.finish(episode_data=episode(UNDER_WAY[0], 1)["_episode_data"])
         elif name == "append":
@@ -113,10 +119,10 @@ class Case:
     def after(self, model, name, number):
         """Return the model after a call that had its effect."""
         if name in ("write", "first"):
-            return model.stored(*number)
+            return stored(model, *number)
         if name == "finish":
-            return model.stored(UNDER_WAY[0], self.streamed) if self.streamed else model
-        return Model() if name == "clear" else model
+            return stored(model, UNDER_WAY[0], self.streamed) if self.streamed else model
+        return () if name == "clear" else model
 
     def strike(self, _place):
         try:
@@ -139,13 +145,13 @@ class Case:
         except ClosedError:
             self.blow.disarm()
             closed = self.outcome == "worked" and self.acts.endswith("close")
-            must(closed, "the call under way was refused, after the handler's", self.outcome)
+            assert closed, f"the call under way was refused, after the handler's {self.outcome}"
         except NoClipsError:
-            must(self.acts == "clear", "no clips, after the handler's", self.outcome)
+            assert self.acts == "clear", f"no clips, after the handler's {self.outcome}"
             self.done.append("call")
         except RoleError as error:
             ended = self.outcome == "worked" and self.acts in ("finish", "abandon")
-            must(ended, f"the call under way was refused ({error}), after", self.outcome)
+            assert ended, f"the call under way was refused ({error}), after {self.outcome}"
         else:
             self.done.append("call")
         finally:
@@ -163,25 +169,15 @@ class Case:
             model = self.model
             for who in order:
                 model = self.after(model, *calls[who])
-            allowed.append(seen_of(model))
+            allowed.append(model)
         for number, name in ((UNDER_WAY, self.calls), (BY_HANDLER, self.acts)):
             copy = self.folder / f"copy-{number[0]}"
             if name == "snapshot" and copy.exists():
                 with closing(ReplayBuffer.open(copy)) as copied:
-                    must(
-                        observe(copied) in [*allowed, seen_of(self.model)],
-                        "the copy has",
-                        observe(copied),
-                    )
+                    assert look(copied) in [*allowed, self.model], f"the copy has {look(copied)}"
         if not self.writer.engine.is_closed:
-            must(
-                observe(self.writer) in allowed,
-                "there is",
-                observe(self.writer),
-                "allowed:",
-                allowed,
-            )
-            must(not self.writer.check(), "check() finds", self.writer.check())
+            assert look(self.writer) in allowed, f"there is {look(self.writer)}, allowed: {allowed}"
+            assert self.writer.check() == []
             self.do("sample", None) if allowed[0] else None
             self.writer.write_episode(episode(*PROBE))  # it goes on
             with contextlib.suppress(RoleError):
@@ -189,72 +185,62 @@ class Case:
             self.writer.close()
         else:
             with closing(ReplayBuffer(MAX_STEPS, **self.options)) as again:
-                must(
-                    observe(again) in allowed,
-                    "opened again, there is",
-                    observe(again),
-                    "allowed:",
-                    allowed,
-                )
+                assert look(again) in allowed, f"opened again, there is {look(again)}, allowed: {allowed}"
                 again.write_episode(episode(*PROBE))
         reader = self.reader
         if not reader.engine.is_closed:
             reader.refresh()
-            observe(reader)
-            must(not reader.engine.reader.index.check(), "the reader's index is wrong")
+            look(reader)
+            assert reader.engine.reader.index.check() == []
             reader.close()
         with closing(ReplayBuffer(MAX_STEPS, **self.options)) as again:
-            found = observe(again)
-            must(found and found[-1][:2] == PROBE, "the probe is lost:", found)
-            must(
-                any(a[len(a) - len(found) + 1 :] == found[:-1] for a in allowed),
-                "at last there is",
-                found,
-            )
-            must(not again.check(), "check() finds", again.check())
+            found = look(again)
+            assert found[-1:] == (PROBE,), f"the probe is lost: {found}"
+            assert any(a[len(a) - len(found) + 1 :] == found[:-1] for a in allowed), f"at last there is {found}"
+            assert again.check() == []
 
 
 def possible(folder, storage, durability, calls, blow=AtOurLine):
     """Return the numbers of the lines of a call at which a handler may run."""
 
-    def body(voice):
+    def body(say):
         case = Case(folder, storage, durability, calls, "sample", 0, blow)
         case.play()
-        voice.say(places=[n for n, (_, can) in enumerate(case.blow.places, 1) if can])
+        say(places=[n for n, (_, can) in enumerate(case.blow.places, 1) if can])
 
     death = run(body)
     assert not death.error, death.error
-    return death.said["places"]
+    return death.said[0]["places"]
 
 
 def wrong_at(folder, storage, durability, calls, acts, numbers, blow=AtOurLine, most=3):
     """Let the handler call at each of these lines in turn; return `(how the handler's calls ended, what was wrong)`."""
     outcomes, wrong, numbers = {}, [], list(numbers)
 
-    def body(voice):
+    def body(say):
         for at in numbers:
             faulthandler.dump_traceback_later(HANGS_S, exit=True)
-            voice.say(at=at)
+            say(at=at)
             case = None
             try:
                 case = Case(folder, storage, durability, calls, acts, at, blow)
                 case.play()
-                voice.say(outcome=case.outcome)
+                say(outcome=case.outcome)
             except BaseException as error:
                 place = case.blow.struck if case is not None else "before"
-                voice.say(wrong=f"{calls}, {acts} at {place}: {type(error).__name__}: {error}"[:600])
+                say(wrong=f"{calls}, {acts} at {place}: {type(error).__name__}: {error}"[:600])
                 return
         faulthandler.cancel_dump_traceback_later()
 
     while numbers and len(wrong) < most:
         death = run(body)
-        at = death.said["at"]
-        for said in death.said_all:
-            if "outcome" in said:
-                outcomes[said["outcome"]] = outcomes.get(said["outcome"], 0) + 1
-        if "wrong" in death.said:
-            wrong.append(death.said["wrong"])
-        elif death.killed or death.error or sum("outcome" in s for s in death.said_all) < len(numbers):
+        at = max(said.get("at", 0) for said in death.said)
+        found = [said["outcome"] for said in death.said if "outcome" in said]
+        for outcome in found:
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        if "wrong" in death.said[-1]:
+            wrong.append(death.said[-1]["wrong"])
+        elif death.killed or death.error or len(found) < len(numbers):
             wrong.append(f"{calls}, {acts} at line {at}: hung or died {death.error}")
         numbers = numbers[numbers.index(at) + 1 :] if wrong else []
     return outcomes, wrong

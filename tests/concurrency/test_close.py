@@ -14,8 +14,7 @@ from ringmap import ReplayBuffer
 from ringmap.errors import ClosedError
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
-from tests.crash.kill.script import STORAGES, episode
-from tests.crash.kill.verdict import observe
+from tests.crash.cases import STORAGES, episode, look
 from tests.tiers import few
 
 ROWS = 4
@@ -45,7 +44,7 @@ def filled(path, storage, **options):
     with ReplayBuffer(60, path=path, spare_rows=12, storage=STORAGES[storage], sync_every_s=0) as made:
         for k in range(1, 10):
             made.write_episode(episode(k, 3 + k % 4))
-    seen = observe(made)
+    seen = look(made)
     made.close()
     return seen
 
@@ -56,8 +55,8 @@ def opened_as(path, role, reads):
 
 READS = {
     "sample": lambda buf: [tuple(row) for row in buf.sample(16)["obs"][:, 0].tolist()],
-    "read": observe,
-    "data": lambda buf: buf.get_episode_data([0, 3])["k"],
+    "read": look,
+    "data": lambda buf: buf.get_episode_data([0, 3])["number"],
     "rows": lambda buf: buf.get_row_data(np.arange(9))["obs"].tolist(),
     "load": lambda buf: buf.load_episode(2)["obs"].tolist(),
 }
@@ -94,7 +93,7 @@ def test_closed_at_any_read_of_a_file(fast, monkeypatch, storage, role, reads):
             else:
                 if what == "sample":
                     assert {k for k, _ in got} <= {k for k, *_ in seen}, (what, at)
-                    assert all(t < {k: n for k, n, _ in seen}[k] for k, t in got)
+                    assert all(t < dict(seen)[k] for k, t in got)
                 else:
                     assert got == right, (what, at)
             for fd in taken:
@@ -110,12 +109,12 @@ def test_closed_at_any_read_of_a_file(fast, monkeypatch, storage, role, reads):
 @pytest.mark.parametrize("role", ["writer", "reader"])
 @pytest.mark.parametrize(("storage", "reads"), [("memmap", "map"), ("memmap", "pread"), ("zarr", "map")])
 def test_threads_read_while_it_is_closed(fast, role, storage, reads):
-    seen = {k: n for k, n, _ in filled(fast / "buf", storage)}
+    seen = dict(filled(fast / "buf", storage))
     foreign = fast / "foreign"
     foreign.write_bytes(b"\xee" * (1 << 20))
     wrong = []
 
-    def look(buf, which):
+    def watch(buf, which):
         try:
             while True:
                 for k, t in READS[which](buf) if which == "sample" else []:
@@ -123,7 +122,7 @@ def test_threads_read_while_it_is_closed(fast, role, storage, reads):
                         wrong.append((which, k, t))
                 if which == "data" and READS[which](buf) != [1, 4]:
                     wrong.append(which)
-                if which == "read" and len(observe(buf)) != 9:
+                if which == "read" and len(look(buf)) != 9:
                     wrong.append(which)
         except ClosedError:
             return
@@ -132,7 +131,7 @@ def test_threads_read_while_it_is_closed(fast, role, storage, reads):
 
     for _ in range(4):
         buf = opened_as(fast / "buf", role, reads)
-        threads = [threading.Thread(target=look, args=(buf, w)) for w in ("sample", "data", "read")]
+        threads = [threading.Thread(target=watch, args=(buf, w)) for w in ("sample", "data", "read")]
         batches = buf.batches(4)
         next(batches)
         for thread in threads:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.crash.kill.campaign import Runner
+from tests.crash.kill.forks import Runner
 from tests.tiers import few
 
 CALLS = ["write", "first", "flush", "close", "clear", "snapshot", "finish", "append", "abandon", "sample", "background"]

@@ -12,6 +12,7 @@ import errno
 import functools
 import itertools
 import logging
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -203,6 +204,9 @@ STORAGES = {"memmap": "memmap", "zarr": Zarr("lz4", 3), "mixed": {"noise": Zarr(
 """Ways to store columns: chunks are small, so that episodes share them and the ring ends in mid-chunk."""
 
 
+SCHEMA = {"obs": ((2,), "int32"), "noise": ((5,), "uint8")}
+
+
 @dataclass(frozen=True)
 class Case:
     """A small buffer and what is done to it. `warm`: episodes written before anything is explored."""
@@ -216,6 +220,9 @@ class Case:
     keep: bool = False
     warm: int = 0
     storage: str = "memmap"
+    given: tuple = ()
+    """Steps that are done before anything is explored; their writer is killed."""
+    schema: Any = None
 
     @classmethod
     def draw(cls, seed, power, storage="memmap", count=9, step=None):
@@ -242,13 +249,8 @@ class Case:
 
         monkeypatch.setattr(manifest, "SPARE_SLOTS", self.slots)
         monkeypatch.setattr(Segments.__init__, "__defaults__", (self.segment,))
-        monkeypatch.setattr(recovery, "mapped", in_line)  # threads cost more than it all
+        monkeypatch.setattr(recovery, "mapped", lambda work, items, count, name: map(work, items))  # no threads
         undisturbed(monkeypatch.setattr, peeks=2)
-
-
-def in_line(work, items, count, name):
-    """Yield what `threads.mapped` yields, and start no thread."""
-    return map(work, items)
 
 
 def draw_step(rng, max_steps, spare):
@@ -310,6 +312,10 @@ class Session(Subject):
     def nothing(cls, case):
         return Expect(case.power)
 
+    @classmethod
+    def make_small(cls, patch, case):
+        case.recover_if_stale(patch)
+
     def inherit(self, before, expect, boots):
         self.power = expect.power
         known = before.origins.seen_of(expect.numbers())
@@ -331,6 +337,7 @@ class Session(Subject):
             durability=self.level,
             sync_every_s=0,
             interrupted="keep" if self.case.keep else "drop",
+            schema=self.case.schema,
         )
 
     @classmethod
@@ -434,7 +441,7 @@ class Session(Subject):
             return ()
         found = {n: (s.num_steps, max(s.num_steps, self.appended.get(n, 0))) for n, s in self.streams.items()}
         found |= {n: (0, high) for n, high in self.abandoned.items()} | (also or {})
-        return tuple((n, low if self.power else 0, high) for n, (low, high) in sorted(found.items()))
+        return tuple((n, low, high) for n, (low, high) in sorted(found.items()))
 
     def end_stream(self, number):
         """Note that a stream is stored, if it is one."""
@@ -460,12 +467,12 @@ class Session(Subject):
             with Reports(self.where) as reports:
                 self.buf = self.make()
         except (EnvironmentFault, KeyboardInterrupt, Cut):
-            if fault is None:
+            if not self.was_planted(fault):
                 raise
-            self.disk.lift()
+            self.lift()
             self.fresh = False
             return self.open()
-        self.disk.lift()
+        self.lift(returned=True)
         kept = [number for number, *_ in (*before.streams, *before.ended)]
         sampling, seen = self.sampling(), self.look(kept)
         dropped = reports.count if self.fresh else None
@@ -480,6 +487,8 @@ class Session(Subject):
         return seen
 
     def arm(self, fault):
+        """Let a call go wrong: `(what, at)`."""
+        super().arm(None)
         if fault is not None:
             what, at = fault
             error = {"interrupt": KeyboardInterrupt("planted"), "die": Cut("planted")}.get(
@@ -534,14 +543,16 @@ class Session(Subject):
         try:
             do()
         except SyncFailedError:
-            self.disk.lift()
+            self.lift()
             self.close()
             self.open()
             return False
         except (EnvironmentFault, KeyboardInterrupt):
-            if fault is None:
+            if not self.was_planted(fault):
                 raise
-            self.disk.lift()
+            self.lift()
+            if self.struck is not None and self.struck.at % 2:  # a call comes first, or a look
+                self.buf.flush()
             seen = self.look()
             assert seen in during.newest, f"{seen} after a fault, expected one of {during.newest}"
             if number in dict(seen):
@@ -557,11 +568,11 @@ class Session(Subject):
             )
             return False
         except Cut:
-            self.disk.lift()
+            self.lift()
             self.kill()
             self.open()
             return False
-        self.disk.lift()
+        self.lift(returned=True)
         seen = self.look()
         one = frozenset([seen])
         assert one <= (before.newest if ends is None else set(ends)), f"{seen} after the call, expected {ends}"
@@ -616,8 +627,11 @@ class Session(Subject):
         try:
             self.buf.close()
         except (EnvironmentFault, KeyboardInterrupt, Cut):
-            if fault is None:
+            if not self.was_planted(fault):
                 raise
+            if self.blows:
+                self.lift()
+                self.buf.close()
         else:
             if not poisoned:
                 self.after(
@@ -631,14 +645,27 @@ class Session(Subject):
                     )
                 )
                 self.after(self.flushed(self.now))
-        self.disk.lift()
+        self.lift()
         self.kill()
+
+    def settle(self):
+        reader = None if self.has_groups else self.make_reader(self.root, Watcher(self.disk.system.boot))
+        self.run([("write", 1)])
+        if reader is not None:
+            reader.refresh()
+            assert self.look_at(reader) == self.look()
+            reader.close()
+        self.run([("reopen",)])
+        assert self.buf.check() == []
+        assert_tidy(self.store_now.paths.folder)
 
     # -- steps --
 
     def play(self, rng):
         self.run([("write", 1 + i % self.case.spare) for i in range(self.case.warm)])
-        self.explored_from = len(self.disk.log) if self.case.warm else 0
+        if self.case.given:
+            self.run([*self.case.given, ("reopen", "kill")])
+        self.explored_from = len(self.disk.log) if self.case.warm or self.case.given else 0
         self.run(self.case.steps)
 
     def go_on(self, rng):
@@ -665,8 +692,14 @@ class Session(Subject):
         self.store(lambda: self.put_unsynced(number, length), number, length, fault)
 
     def do_sample(self):
-        with contextlib.suppress(NoClipsError):
-            self.buf.sample(2)
+        self.arm(None)
+        try:
+            with contextlib.suppress(NoClipsError):
+                self.buf.sample(2)
+        except KeyboardInterrupt:
+            if not self.was_planted(None):
+                raise
+        self.lift()
 
     def do_clear(self, fault=None):
         self.call(self.buf.clear, {()}, fault=fault, carries=len(self.store_now.live) > 0)
@@ -692,8 +725,10 @@ class Session(Subject):
 
         def do():
             self.disk.hook = hook
-            self.store_now.sync_behind()
-            self.disk.hook = None
+            try:
+                self.store_now.sync_behind()
+            finally:
+                self.disk.hook = None
 
         self.store(do, number, length, ends=set(self.now.newest), syncs=True)
 
@@ -742,3 +777,16 @@ class Session(Subject):
             del self.abandoned[number]
             self.after(replace(self.now, streams=self.open_streams()))
 
+
+def assert_tidy(folder):
+    """Fail if something is left that no record names: a stream, a segment, a torn record, a file that is half made."""
+    table = np.load(os.path.join(folder, "episodes.npy"), mmap_mode="r")
+    used = np.flatnonzero(table.view(np.uint8).reshape(len(table), -1).any(axis=1))
+    assert (table["seq"][used] % len(table) == used).all(), "a torn record is left in the table"
+    records = table[used]
+    live = records[records["seq"] >= records[np.argmax(records["seq"])]["first"]]
+    segments = {int(name.split(".")[0]) for name in os.listdir(os.path.join(folder, "data"))}
+    assert segments <= {*live["blob_segment"].tolist()}, f"segments that no record names: {segments}"
+    assert os.listdir(os.path.join(folder, "open")) == []
+    left = [name for name in os.listdir(folder) if name.endswith(".tmp")]
+    assert not left, left

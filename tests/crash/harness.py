@@ -109,9 +109,12 @@ class Subject:
         self.fresh = fresh
         self.disk = RecordingDisk(root, boot, tree, cheats)
         self.expects = [(0, expect)]
+        self.afters = set()  # which of them are of calls that returned
+        self.call_ends = []  # of calls, in the log
         self.opened_at = None
         self.explored_from = 0
         self.buf = None
+        self.blows, self.struck = [], None
         self.trace = []
         self.origins = Origins()
 
@@ -128,6 +131,10 @@ class Subject:
     def inherit(self, before, expect, boots):
         """Take over what the one knows that was crashed."""
         self.origins = Origins(before.origins.known)
+
+    @classmethod
+    def make_small(cls, patch, case):
+        """Make the package use small sizes, as the case has them."""
 
     @property
     def path(self):
@@ -150,14 +157,26 @@ class Subject:
     def during(self, expect):
         """From the next change on, expect this."""
         self.expects.append((len(self.disk.log) + 1, expect))
+        self.noted()
 
     def after(self, expect):
         """From here on, expect this."""
+        self.afters.add(len(self.expects))
         self.expects.append((len(self.disk.log), expect))
+        self.call_ends.append(len(self.disk.log))
+        self.noted()
+
+    def noted(self):
+        """Nothing: a process that is killed tells its parent how far it came."""
 
     def expect_at(self, prefix):
         """Return what a crash may show after so many changes of the log."""
         return next(expect for at, expect in reversed(self.expects) if at <= prefix)
+
+    def expect_within(self, prefix):
+        """Return what a crash may show in the middle of the last one of so many changes."""
+        known = reversed([*enumerate(self.expects)])
+        return next(e for i, (at, e) in known if at < prefix or (at == prefix and i not in self.afters))
 
     def opened(self):
         """Note that the buffer is open, and has shown what was expected."""
@@ -167,6 +186,9 @@ class Subject:
 
     def read(self):
         """Open it as a reader, judge what that shows, and return it."""
+
+    def settle(self):
+        """Go on: store one more, close, open again. All is sound, and nothing is left behind."""
 
     def agree(self, shown, seen):
         """Compare what a reader saw with what the writer found after it."""
@@ -187,23 +209,42 @@ class Subject:
         kinds = [KeyboardInterrupt(), OSError(28, "planted"), Cut(), OSError(5, "planted")]
         return None if rng.random() >= 0.25 else (rng.randint(1, most), rng.choice(kinds))
 
-    def attempt(self, do, fault=None, **how):
-        """Make a call. Return whether it returned; None where the buffer was opened again."""
+    def arm(self, fault, **how):
+        """Let the next changes fail, and the next one of `blows` fall, which count what calls execute."""
         if fault is not None:
             self.disk.fail(*fault, **how)
+        if self.blows:
+            self.blows[0].arm()
+
+    def lift(self, returned=False):
+        """Let nothing go wrong any more."""
+        self.disk.lift()
+        if self.blows:
+            self.blows[0].disarm()
+            if self.blows[0].struck:
+                assert not returned, f"an interrupt was swallowed: {self.blows[0].struck}"
+                self.struck = self.blows.pop(0)
+
+    def was_planted(self, fault):
+        """Tell whether a call may fail."""
+        return fault is not None or bool(self.blows and self.blows[0].struck)
+
+    def attempt(self, do, fault=None, **how):
+        """Make a call. Return whether it returned; None where the buffer was opened again."""
+        self.arm(fault, **how)
         try:
             do()
         except (SyncFailedError, Cut):
-            self.disk.lift()
+            self.lift()
             self.kill()
             self.open()
             return None
         except (EnvironmentFault, KeyboardInterrupt):
-            assert fault is not None
+            assert self.was_planted(fault)
             returned = False
         else:
             returned = True
-        self.disk.lift()
+        self.lift(returned)
         self.store_now.recover_if_stale()
         return returned
 
@@ -221,16 +262,18 @@ class Campaign:
     """Crashes subjects and opens what is left.
 
     `samples`: random disks per prefix, beside the two where all or nothing pending is kept; `every`: only each so many
-    of these, in turn; `kills`: how often a kill is tried; `prefixes`: after how many of the changes anything is;
-    `share`: of the disks, how many go on being written, and crash again.
+    of these, in turn; no cut at all: None. `kills`: how often a kill is tried after a change; with `halves`, within a
+    write, too, and what it leaves goes on. `prefixes`: after how many of the changes anything is tried; `share`: of the
+    disks, how many go on being written, and crash again.
     """
 
     base: str
     rng: random.Random
-    samples: int = 3
+    samples: int | None = 3
     every: int = 1
     share: float = 0.1
     kills: float = 0.1
+    halves: bool = False
     prefixes: float = 1.0
     cheats: object = None
     boots: bool = True
@@ -261,15 +304,22 @@ class Campaign:
 
     def explore(self, session, depth):
         """Crash a session after each change: at depth 0 every prefix, below it some."""
-        rng, model, share = self.rng, Model(session.disk.tree), 0.15 if depth else self.prefixes
+        rng, model, share = self.rng, Model(session.disk.tree), 0.15 if depth else self.prefixes or 1e-9
         for prefix in range(len(session.disk.log) + 1):
-            if prefix:
-                model.apply(session.disk.log[prefix - 1])
-            if prefix < session.explored_from or (share < 1 and rng.random() > share):
-                continue
+            entry = session.disk.log[prefix - 1] if prefix else None
+            chosen = prefix >= session.explored_from and (share >= 1 or rng.random() <= share)
+            if self.samples is None and not depth:  # few of a short script, but some
+                chosen = prefix >= session.explored_from and prefix % round(1 / share) == 0
             expect = session.expect_at(prefix)
-            ways = [Always(0), Always(1), *[rng] * self.samples][prefix % self.every :: self.every]
-            for way in [rng] if depth else ways:
+            if chosen and entry and self.halves and (half := half_of(entry, session.disk.paths[prefix - 1])):
+                model.apply(half)
+                self.examine(session, model.live(), session.expect_within(prefix), False, prefix, depth)
+            if prefix:
+                model.apply(entry)
+            if not chosen:
+                continue
+            ways = [] if self.samples is None else [Always(0), Always(1), *[rng] * self.samples]
+            for way in ways[-1:] if depth else ways[prefix % self.every :: self.every]:
                 self.examine(session, model.crash(way), expect, True, prefix, depth)
             if rng.random() < self.kills:
                 self.examine(session, model.live(), expect, False, prefix, depth)
@@ -295,6 +345,8 @@ class Campaign:
             seen = session.open()
             if reboots:
                 session.agree(shown, seen)
+            if self.halves:
+                session.settle()
             goes_on = depth < session.depth and rng.random() < self.share
             if goes_on:
                 session.go_on(rng)
@@ -314,6 +366,13 @@ class Campaign:
         return root
 
 
+def half_of(entry, path):
+    """Return the first half of a write that a kill may leave; None of one within a page, which none does."""
+    if entry[0] != "write" or len(entry[3]) < 2 or path.endswith(("episodes.npy", "state.bin")):
+        return None
+    return (*entry[:3], entry[3][: len(entry[3]) // 2])
+
+
 def read_tree(root):
     """Return what is below a folder, but for the lock file."""
     found = {}
@@ -331,10 +390,12 @@ def crash(monkeypatch):
     """Run a case of a subject and crash it everywhere; returns the campaign, which counts."""
     with ram_folder() as folder:
 
-        def crash(session, case, seed, **options):
-            same_ids(monkeypatch, seed)
-            campaign = Campaign(str(folder), random.Random(seed), session=session, **options)
-            campaign.run(case)
+        def crash(session, case, seed=0, **options):
+            with monkeypatch.context() as patch:
+                session.make_small(patch, case)
+                same_ids(patch, seed)
+                campaign = crash.last = Campaign(str(folder), random.Random(seed), session=session, **options)
+                campaign.run(case)
             return campaign
 
         yield crash

@@ -113,6 +113,11 @@ class PrioritySession(Session):
             self.expects[0] = 0, replace(self.now, also=Kept())
 
     @classmethod
+    def make_small(cls, patch, case):
+        super().make_small(patch, case)
+        make_small(patch)
+
+    @classmethod
     def suited(cls, case):
         return replace(case, keep=False)
 

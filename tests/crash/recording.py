@@ -55,6 +55,7 @@ class RecordingDisk(FaultyDisk):
         self.root = root
         self.tree = tree or {}
         self.log = []
+        self.paths = []  # of each entry of the log
         self.cheats = cheats
         self.hook = None
         self.changes = 0
@@ -81,10 +82,13 @@ class RecordingDisk(FaultyDisk):
             entry = (change, self.model.find([*folders, name]))
         elif change in ("write", "empty", "sync", "failed"):
             entry = (change, node, *details)
+        elif change == "rename":
+            entry = (change, self.model.find(folders), name, *details, self.model.find([*folders, name]))
         else:
             entry = (change, self.model.find(folders), name, *details)
         if entry[1] is not None:  # else it is the lock file, which whoever opens makes anew
             self.log.append(entry)
+            self.paths.append(path)
             self.model.apply(entry)
 
     def _parts(self, path):
@@ -310,7 +314,7 @@ class Model:
         elif change == "unlink":
             node.change((entry[2], None))
         elif change == "rename":
-            node.change((entry[2], None), (entry[3], node.live[entry[2]]))
+            node.change((entry[2], None), (entry[3], entry[4]))
         else:
             node.change((entry[2], len(self.nodes)))
             self.nodes.append(Folder() if change == "mkdir" else Node(b"", entry[3]))

@@ -5,9 +5,7 @@ Random scripts of such calls are part of test_power, by `JoinedSession`.
 """
 
 import errno
-import gc
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -17,15 +15,13 @@ from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError, InputError
 from ringmap.storage.commit import commit
 from ringmap.storage.commit.files import CommitFiles
-from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.paths import TABLE
 from ringmap.storage.read import recovery
 from ringmap.storage.records.table import TERMINATED
 from tests.crash.cases import episode, look
 from tests.crash.joined import joined, states_on_the_way, store_joined
-from tests.crash.kill.blows import can_be_interrupted
 from tests.crash.recording import Always, RecordingDisk, materialise
-from tests.disks import Cut, FullDisk, Through, undisturbed
+from tests.disks import FullDisk, Through, undisturbed
 from tests.tiers import few
 
 MAX_STEPS, SPARE = 20, 8
@@ -75,38 +71,6 @@ def changes(tmp_path, level):
     assert step_of(look(buf)) == len(SEVERAL)
     buf.close()
     return count
-
-
-def killed_everywhere(tmp_path, level):
-    """Kill the call before each of its changes; return how many episodes were there each time, for a reader and a
-    writer alike."""
-    found = []
-    for at in range(1, changes(tmp_path, level) + 1):
-        disk, buf = filled(tmp_path / f"kill{at}", level)
-        disk.fail(at, Cut(), sticky=True)
-        with pytest.raises(Cut):
-            together(buf)
-        buf.engine.owned.abandon()
-        disk.lift()
-        path = f"{disk.root}/buf"
-        assert ringmap.check(path) == []
-        with Through(ReplayBuffer, disk).open(path) as reader:
-            shown = step_of(look(reader))
-        again = Through(ReplayBuffer, disk)(MAX_STEPS, path=path, spare_rows=SPARE, sync_every_s=0)
-        found.append(step_of(look(again)))
-        assert shown in (found[-1], found[-1] - 1), "a record that is not shown yet"
-        again.write_episode(episode(10, 2))
-        assert look(again)[-1] == (10, 2)
-        again.close()
-        assert ringmap.check(path) == []
-    return found
-
-
-@LEVELS
-def test_a_kill_leaves_the_first_ones(tmp_path, level):
-    found = killed_everywhere(tmp_path, level)
-    assert found == sorted(found)
-    assert {*found} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("error", few([errno.ENOSPC, errno.EIO]))
@@ -189,67 +153,6 @@ def after_unwritable_states(path):
 def test_a_state_that_cannot_be_written_lags_by_one_record(tmp_path):
     assert after_unwritable_states(tmp_path / "buf") == (1, 0)
     assert ringmap.check(tmp_path / "buf") == []
-
-
-def interrupted(at):
-    """Interrupt the call at the `at`-th line of the store where that is possible; return whether it has as many, and
-    judge what is left."""
-    buf = ReplayBuffer(MAX_STEPS, spare_rows=SPARE, seed=0)
-    for one in BEFORE:
-        buf.write_episode(episode(*one))
-    left = at
-
-    def enter(frame, event, _):
-        code, seen = frame.f_code, (None, None)
-        if "ringmap/storage" not in code.co_filename and not code.co_filename.endswith("buffers/replay.py"):
-            return None
-        if code.co_name == "__del__":  # Python goes on after what it raises
-            return None
-        frame.f_trace_opcodes = True
-
-        def local(frame, event, _):
-            nonlocal left, seen
-            if event == "opcode":
-                seen = seen[1], frame.f_lasti
-            elif event == "line" and can_be_interrupted(code, frame.f_lasti, *seen):
-                left -= 1
-                if left == 0:
-                    raise KeyboardInterrupt
-            return local
-
-        return local
-
-    before = sys.gettrace()
-    gc.disable()  # what it finalizes is of other tests
-    sys.settrace(enter)
-    try:
-        together(buf)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-        gc.enable()
-    known = step_of(look(buf))
-    buf.write_episode(episode(10, 2))
-    seen = look(buf)
-    assert seen[-1] == (10, 2)
-    assert step_of_suffix(seen[:-1]) == known
-    assert buf.check() == []
-    buf.close()
-    return left <= 0
-
-
-def step_of_suffix(seen):
-    """Return how many of the episodes are there, though older ones were evicted since."""
-    return sum(one in seen for one in SEVERAL)
-
-
-@pytest.mark.parametrize("first", few(range(1, 48)))
-def test_an_interrupt_at_a_line_leaves_the_first_ones(first):
-    at = first
-    while interrupted(at):
-        at += 47
-    assert at > 200
 
 
 def test_each_is_refused_or_left_that_does_not_fit():
@@ -340,30 +243,6 @@ def test_control_a_slot_that_is_used_again_without_a_sync(tmp_path, monkeypatch)
     assert not synced_before_its_slot(tmp_path)
 
 
-def shown_at_the_end(patch):
-    """Show readers the records of a call once the last one is written."""
-    real, publish = Store.commit_now, CommitFiles._publish
-
-    def wrong(self, files, *args):
-        states = []
-        patch.setattr(
-            CommitFiles, "_publish", lambda files, state: states.append(state) or setattr(files, "state", state)
-        )
-        try:
-            real(self, files, *args)
-        finally:
-            patch.setattr(CommitFiles, "_publish", publish)
-        publish(files, states[-1])
-
-    patch.setattr(Store, "commit_now", wrong)
-
-
-def test_control_states_that_are_shown_at_the_end(tmp_path, monkeypatch):
-    shown_at_the_end(monkeypatch)
-    with pytest.raises((AssertionError, CorruptError)):
-        killed_everywhere(tmp_path, "process")
-
-
 def test_control_states_that_lag_further(tmp_path, monkeypatch):
     monkeypatch.setattr(CommitFiles, "publish_again", lambda files: None)
     with pytest.raises(CorruptError, match="an old copy"):
@@ -379,29 +258,6 @@ def test_control_without_a_sync(tmp_path, monkeypatch, name):
     }
     monkeypatch.setattr(CommitFiles, name, wrong[name])
     assert left_after_a_cut(tmp_path) < len(SEVERAL)
-
-
-def test_control_memory_before_the_record(monkeypatch):
-    append, remember = CommitFiles.append, Store._remember
-
-    def early(self, files, *args, real=Store.commit_now):
-        monkeypatch.setattr(Store, "_remember", lambda self, record: None)
-        monkeypatch.setattr(
-            CommitFiles,
-            "append",
-            lambda files, record, durable: (remember(self, record), append(files, record, durable)),
-        )
-        try:
-            real(self, files, *args)
-        finally:
-            self._stale = False  # as if no recovery were due
-            monkeypatch.setattr(Store, "_remember", remember)
-            monkeypatch.setattr(CommitFiles, "append", append)
-
-    monkeypatch.setattr(Store, "commit_now", early)
-    with pytest.raises((AssertionError, ringmap.errors.RingmapError)):
-        for first in range(1, 400, 7):
-            interrupted(first)
 
 
 def test_data_that_would_lie_too_far_in_a_segment_are_stored_alone(tmp_path, monkeypatch):

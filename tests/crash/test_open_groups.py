@@ -2,13 +2,10 @@
 
 import errno
 import logging
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,13 +13,10 @@ import pytest
 import ringmap
 from ringmap import TransitionReplayBuffer
 from ringmap.errors import EnvironmentFault, LockedError, RingmapError
-from ringmap.storage.commit.store import Store
 from ringmap.storage.disk import checksums
 from ringmap.storage.inspect.describe import facts_of
 from tests import ROOT
-from tests.crash.kill import blows
-from tests.crash.kill.blows import AtLine
-from tests.disks import FaultyDisk, ram_folder
+from tests.disks import FaultyDisk
 
 CALLS = 7
 
@@ -226,116 +220,7 @@ def test_repair_cuts_a_damaged_group(killed):
     buf.close()
 
 
-# -- a writer that is interrupted ----------------------------------------------------------------
-
-
-def calls_of(buf, say=len):
-    """Make six calls that each store two rows; the third commits them before, the fifth after."""
-    for number in range(1, 7):
-        if number == 3:
-            buf.engine.commit_pending("a test")
-        add(buf, number)
-        if number == 5:
-            buf.flush()
-        say(b".")
-
-
-class WhereASignalCan(AtLine):
-    """Strikes before the N-th line at which an interrupt can come: how many run depends on the clock."""
-
-    def _call(self, frame, event, arg):
-        return super()._call(frame, event, arg) and self._list(frame)
-
-    def here(self, place, possible=True):
-        if possible:
-            super().here(place)
-
-
-def count_lines(path, kind):
-    """Return how many lines the calls run."""
-    buf, lines = make(path), kind(0, None)
-    add(buf, 0)
-    lines.arm()
-    calls_of(buf)
-    lines.disarm()
-    buf.close()
-    return lines.count
-
-
-def kills(folder, step):
-    for at in range(1, count_lines(folder / "count", AtLine), step):
-        path, (ear, mouth) = folder / f"kill-{at}", os.pipe()
-        if not (pid := os.fork()):
-            try:
-                buf, lines = make(path), AtLine(at, blows.kill)
-                add(buf, 0)
-                lines.arm()
-                calls_of(buf, partial(os.write, mouth))
-                os._exit(0)  # it ran fewer lines: whether a group is late depends on the clock
-            finally:
-                os._exit(1)
-        os.close(mouth)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in (-signal.SIGKILL, 0)
-        acked = len(os.read(ear, 99)) + 1
-        os.close(ear)
-        assert ringmap.check(path) == []
-        with make(path) as buf:
-            got = numbers(buf)
-            assert got in ([*range(2 * acked)], [*range(2 * acked + 2)]), f"line {at}: {got}"
-            add(buf, len(got) // 2)
-            assert numbers(buf) == [*got, len(got), len(got) + 1]
-        buf.close()
-        assert ringmap.check(path) == []
-
-
-def interrupts(folder, step):
-    for at in range(1, count_lines(folder / "count", WhereASignalCan), step):
-        path, acked = folder / f"interrupt-{at}", [0]
-        lines = WhereASignalCan(at, blows.interrupt)
-        buf = make(path)
-        add(buf, 0)
-        lines.arm()
-        try:
-            calls_of(buf, acked.append)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            lines.disarm()
-        count = 2 * len(acked)
-        got = numbers(buf)
-        assert got in ([*range(count)], [*range(count + 2)]), f"line {at}: {got}"
-        add(buf, len(got) // 2)
-        assert numbers(buf) == [*got, len(got), len(got) + 1]
-        assert buf.check() == []
-        buf.engine.owned.abandon()
-        with make(path) as again:
-            assert numbers(again) == [*range(len(got) + 2)]
-        again.close()
-        assert ringmap.check(path) == []
-
-
-@pytest.mark.slow
-def test_a_kill_at_any_line_leaves_the_calls_that_returned():
-    with ram_folder() as folder:
-        kills(folder, 227)
-
-
-def test_an_interrupt_at_any_line_leaves_the_calls_that_returned():
-    with ram_folder() as folder:
-        interrupts(folder, 227)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("strike", [kills, interrupts])
-def test_every_line(strike):
-    with ram_folder() as folder:
-        strike(folder, 1)
-
-
-def test_control_a_recovery_that_leaves_groups_alone_loses_calls(monkeypatch):
-    monkeypatch.setattr(Store, "_finish_groups", lambda self: None)
-    with ram_folder() as folder, pytest.raises(AssertionError):
-        kills(folder, 227)
+# -- a writer that is interrupted: see test_kill.py, by the subjects `rows` and `calls` -----------------
 
 
 HANDLER = """

@@ -9,14 +9,11 @@ import itertools
 import os
 import random
 import shutil
-import signal
-import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
-import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import RingmapError, RoleError
 from ringmap.storage.commit import open_episode as open_module
@@ -34,6 +31,7 @@ from tests.tiers import few
 __all__ = ["crash"]
 
 MAX_STEPS, SPARE, EVERY = 16, 6, 3
+STEPS = 7
 COLUMNS = {"number": ((), "i8"), "step": ((3,), "i8")}
 
 
@@ -334,88 +332,6 @@ def test_a_part_that_was_committed_is_there_once(crash, power, seed):
 @LEVELS
 def test_of_many_scripts(crash, power):
     at_length(lambda seed: crash(Session, drawn(seed, power), seed, samples=2, share=0.06, kills=1).states)
-
-
-# -- kills at every line -----------------------------------------------------------------------------
-
-PACKAGE = os.path.dirname(ringmap.__file__)
-STEPS = 7
-
-
-def killed_at(path, line):
-    """Record two episodes side by side in a child that is killed at the N-th line it executes of the package; return
-    the calls that returned, and whether it was killed.
-    """
-    ear, mouth = os.pipe()
-    pid = os.fork()
-    if not pid:
-        left = itertools.count(1)
-
-        def trace(frame, event, arg):
-            if not frame.f_code.co_filename.startswith(PACKAGE):
-                return None
-            if event == "line" and next(left) == line:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-
-        try:
-            buf = ReplayBuffer(40, path=path, sync_every_s=0, spare_rows=SPARE, schema=COLUMNS)
-            episodes = [buf.begin_episode(commit_every=EVERY) for _ in range(2)]
-            sys.settrace(trace)
-            for step in range(STEPS):
-                for number, episode in enumerate(episodes):
-                    episode.append(row(number, step))
-                    os.write(mouth, bytes([number]))
-            for number, episode in enumerate(episodes):
-                episode.finish(terminated=True)
-                os.write(mouth, bytes([10 + number]))
-        finally:
-            os._exit(0)
-    os.close(mouth)
-    heard = b""
-    while part := os.read(ear, 1 << 16):
-        heard += part
-    os.close(ear)
-    return heard, os.waitpid(pid, 0)[1] == signal.SIGKILL
-
-
-def check_kill(path, line, keep):
-    """Kill at a line, and prove what is left; return whether there was such a line."""
-    heard, was_killed = killed_at(path, line)
-    with ReplayBuffer.open(path) as reader:
-        look(reader)
-    for _ in range(2):  # the second opening finds nothing to do
-        with ReplayBuffer.open(path, "r+", interrupted="keep" if keep else "drop") as buf:
-            look(buf)
-            stored = {int(e["number"][0]): len(e["step"]) for e in buf.episodes()}
-            assert len(stored) == buf.num_episodes
-            for number in range(2):
-                steps = heard.count(number)
-                least = steps if keep or 10 + number in heard else steps // EVERY * EVERY
-                assert least <= stored.get(number, 0) <= steps + 1, f"{stored} after {list(heard)}"
-            assert not buf.engine.source.live.whole.is_open.any()
-            assert buf.check() == []
-            buf.close()
-    assert ringmap.check(path) == []
-    return was_killed
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_kill_at_a_line(keep):
-    with ram_folder() as folder:
-        lines = range(40 + 7 * keep, 4000, 401)
-        killed = [check_kill(folder / str(line), line, keep) for line in lines]
-        assert all(killed)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_kill_at_every_line(keep):
-    every, line = int(os.environ.get("EVERY", 1)), 0
-    with ram_folder() as folder:
-        while check_kill(folder / "buf", line := line + every, keep):
-            shutil.rmtree(folder / "buf")
-    print(f"\n{line} lines")
 
 
 # -- parts that are dropped before their seed is played again -------------------------------------------

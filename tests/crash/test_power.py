@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
-from ringmap.buffers.steps import StepRing
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.columns.rows import Rows
 from ringmap.storage.columns.zarr import ZarrColumn
@@ -31,7 +30,7 @@ from tests.crash import priorities
 from tests.crash.cases import Case, Session
 from tests.crash.harness import LEVELS, Campaign, Origins, Violation
 from tests.crash.joined import JoinedSession
-from tests.crash.kill.planted import successors_after_the_commit
+from tests.crash.kill.planted import labels_and_rounds_apart, successors_after_the_commit
 from tests.crash.labels import LabelSession
 from tests.crash.priorities import PrioritySession
 from tests.crash.recording import Always, Model, RecordingDisk, RecordingHandle, same_ids
@@ -525,10 +524,6 @@ def test_control(run, monkeypatch, name):
     pytest.fail(f"{name}: {tried} disks, and nothing was noticed")
 
 
-def late_successors(patch):
-    successors_after_the_commit(patch.setattr)
-
-
 def successors_by_head_alone(patch):
     write, find = Successors.write, Successors.find
     patch.setattr(Successors, "write", lambda self, head, _, arrays: write(self, head, 0, arrays))
@@ -547,16 +542,6 @@ def priorities_by_slot(patch):
 
 def synced_alone(self, leaves):
     self._file.sync()
-
-
-def labels_and_rounds_apart(patch):
-    update = StepRing.update
-
-    def wrong(self, ids, values, where):
-        for name, each in values.items():
-            update(self, ids, {name: each}, where)
-
-    patch.setattr(StepRing, "update", wrong)
 
 
 def while_joined(owner, name, wrong):
@@ -588,7 +573,7 @@ UPDATES = (U, W, U, U, ("flush",), U, U, ("write", 3), U, U, U)
 RELABELS = (("write", 3), ("round", None), R, ("write", 2), ("round", None), R)
 JOINED = (W, ("flush",), *[("several", (1, 2), None), ("several", (1, 1, 1), None)] * 3)
 PLANTED_ELSEWHERE = {
-    "successors are written after the commit": (TransitionSession, True, CALLS, late_successors, None),
+    "successors are written after the commit": (TransitionSession, True, CALLS, successors_after_the_commit, None),
     "successors are not synced before the commit": (TransitionSession, True, CALLS, None, synced("successors")),
     "the name of successors is not synced": (
         TransitionSession,

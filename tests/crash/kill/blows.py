@@ -1,4 +1,4 @@
-"""When the blow falls: at the N-th executed line, after the N-th call, before or within the N-th change.
+"""When the blow falls: at the N-th executed line, or after the N-th call.
 
 Lines and calls are those of the code under test, by `sys.settrace`, in the main thread: what the pool
 threads of a verification execute is hit only by the asynchronous kills.
@@ -15,7 +15,6 @@ from pathlib import Path
 import filelock
 
 import ringmap
-from ringmap.storage.disk.files import Disk
 
 PACKAGE = Path(ringmap.__file__).parent
 OURS = tuple(str(PACKAGE / part) + os.sep for part in ("storage", "buffers"))
@@ -70,11 +69,14 @@ class AtLine(Blow):
 
     paths = OURS
 
+    before = None
+
     def arm(self):
+        self.before = sys.gettrace()
         sys.settrace(self._call)
 
     def disarm(self):
-        sys.settrace(None)
+        sys.settrace(self.before)
 
     def _call(self, frame, event, _):
         if not _watched(frame.f_code, self.paths):
@@ -133,48 +135,6 @@ class AfterCall(AtLine):
             return local
 
         return local
-
-
-_ONE_PAGE = {"episodes.npy", "state.bin", "lock"}
-
-
-class AtChange(Blow):
-    """Strikes before the N-th change to the disk; `half`: when a write has put down half of its bytes.
-
-    But for writes within a page (the table, state.bin): no kill tears those, as the kernel copies a page
-    at once. Torn ones are given by hand, to the scenarios of an opening.
-    """
-
-    armed = None
-
-    def __init__(self, at, strike, half=False):
-        super().__init__(at, strike)
-        self.half = half
-
-    def arm(self):
-        AtChange.armed = self
-
-    def disarm(self):
-        AtChange.armed = None
-
-    def change(self, change, path, details):
-        if self.half and (change != "write" or os.path.basename(path) in _ONE_PAGE):
-            return
-        if self.half and self.at == self.count + 1:
-            offset, data = details
-            raw = bytes(memoryview(data).cast("B"))
-            fd = os.open(path, os.O_RDWR)
-            os.pwrite(fd, raw[: len(raw) // 2], offset)
-            os.close(fd)
-        self.here(f"{change} {os.path.basename(path)}")
-
-
-class CrashDisk(Disk):
-    """The real disk, watched by the blow that is armed."""
-
-    def before(self, change, path, *details):
-        if AtChange.armed is not None:
-            AtChange.armed.change(change, path, details)
 
 
 # -- code ----------------------------------------------------------------------------------------

@@ -1,243 +1,186 @@
-"""Wrong orders, planted on purpose: the campaign must catch each of them.
+"""Wrong orders, planted on purpose: the campaign of kills must catch each of them.
 
-Most are a disk that holds some changes back until others were made, so that no private name of
-the store is needed; the rest replace one method.
+Most hold some changes of a recorded call back until others were made: a kill sees nothing but their order. The rest
+replace a method.
 """
 
-import functools
 import os
 
 import numpy as np
 
-from ringmap.buffers import engine
-from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
-from ringmap.storage.commit import commit, files, store
-from ringmap.storage.commit.open_episode import OpenEpisode
-from ringmap.storage.disk import lock
+from ringmap.storage.commit import commit, store
+from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.disk.files import File
+from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.records import blobs
-from ringmap.storage.records.table import EPISODE, RECORD, RETIRE, EpisodeTable
-from ringmap.storage.ring import live
+from ringmap.storage.records.table import EPISODE, RECORD, RETIRE
+from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars import values as mutable
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
-from tests.crash.kill import victim
-from tests.crash.kill.blows import CrashDisk
-from tests.disks import descriptor_of
+from tests.crash.recording import RecordingDisk
 
 _KIND_AT = RECORD.fields["kind"][1]
 _KINDS = {0: "wipe", EPISODE: "record", RETIRE: "retire"}
 
 
-def kind_of(change, path, offset=0, data=b""):
+def kind_of(entry, path):
     """Return what a change is to the protocol."""
-    folder, name = os.path.split(path)
+    change, (folder, name) = entry[0], os.path.split(path)
     inside = os.path.basename(folder)
-    if name == "episodes.npy" and change == "write" and offset:
-        return _KINDS.get(memoryview(data).cast("B")[_KIND_AT], "mark")
-    if name == "state.bin":
-        return "state"
-    if name == "steps.bin":
-        return f"stream {change}"
-    if name == "columns":
-        return "columns"
+    if change == "rename":
+        name = entry[3]
+    if name == "episodes.npy" and change == "write" and entry[2]:
+        return _KINDS.get(entry[3][_KIND_AT], "mark")
     if inside.endswith(".zarr") and name.startswith("c."):
         return "rows"
-    if name == "manifest.json":
-        return "manifest"
-    return {"columns": "rows", "data": f"blob {change}"}.get(inside, change)
+    names = {"state.bin": "state", "steps.bin": f"stream {change}", "columns": "columns", "manifest.json": "manifest"}
+    return names.get(name) or {"columns": "rows", "data": f"blob {change}"}.get(inside, change)
 
 
-class HoldBack(CrashDisk):
-    """Makes changes of some kinds only once one of another kind was made.
+def hold_back(disk, ends, kinds, until, with_them=()):
+    """Put changes of some kinds into the log of a disk only after one of another kind, or at the end of their call.
 
     Args:
-        hold: kinds held back.
-        until: the kind that lets them go, after it; the end of a call does so too.
+        disk: a `RecordingDisk`.
+        ends: of the calls, in its log.
+        kinds: held back.
+        until: the kind that lets them go, after it.
         with_them: kinds held back only behind one that is.
     """
+    changes, held = [], []
 
-    def __init__(self, hold, until, with_them=()):
-        super().__init__()
-        self.kept, self.until, self.with_them = hold, until, with_them
-        self.held = []
+    def let_go():
+        changes.extend(held)
+        held.clear()
 
-    def make(self, kind, change):
-        if kind in self.kept or (self.held and kind in self.with_them):
-            self.held.append(change)
-            return
-        change()
-        if kind == self.until:
-            self.let_go()
-
-    def let_go(self):
-        held, self.held = self.held, []
-        for change in held:
-            change()
-
-    def create(self, path, size=0):
-        file = super().create(path, size)
-        return HeldFile(self, descriptor_of(file), path)
-
-    def open(self, path, write=False):
-        file = super().open(path, write)
-        return HeldFile(self, descriptor_of(file), path)
-
-    def put(self, path, beside, data, synced):
-        self.make(kind_of("put", path), lambda: super(HoldBack, self).put(path, beside, data, synced))
-
-    def rename(self, source, target):
-        if source.endswith("next.tmp"):  # of a chunk that is put now
-            super().rename(source, target)
-            return
-        self.make(kind_of("rename", target), lambda: super(HoldBack, self).rename(source, target))
-
-    def remove(self, path):
-        self.make(kind_of("unlink", path), lambda: super(HoldBack, self).remove(path))
+    for at, change in enumerate(zip(disk.log, disk.paths, strict=True)):
+        if at in ends:
+            let_go()
+        kind = kind_of(*change)
+        if kind in kinds or (held and kind in with_them):
+            held.append(change)
+            continue
+        changes.append(change)
+        if kind == until:
+            let_go()
+    let_go()
+    disk.log[:], disk.paths[:] = map(list, zip(*changes, strict=True))
 
 
-class HeldFile(File):
-    def write(self, data, offset):
-        copied = bytes(memoryview(data).cast("B"))
-        file = File(self.disk, os.dup(self.fd), self.path)  # ours may be closed by then
+HELD_BACK = {
+    "record before rows": (["rows"], "record", (), "laps"),
+    "record before rows, compressed": (["rows"], "record", (), "compressed"),
+    "record before blob": (["blob write"], "record", (), "laps"),
+    "state.bin before record": (["record"], "state", (), "laps"),
+    "rows overwritten before their retire record": (["retire"], "blob write", ["state"], "long episodes"),
+    "rows overwritten before their retire record, compressed": (
+        ["retire"],
+        "blob write",
+        ["state"],
+        "long episodes, compressed",
+    ),
+    "segment deleted before its retirement": (["record"], "blob unlink", ["state"], "a segment each"),
+    "stream removed before its commit": (["record"], "stream unlink", ["state"], "streams, kept"),
+    "columns renamed after the manifest": (["columns"], "manifest", (), "birth with columns"),
+}
+"""Name -> what is held back, until when, what with it, and the script that shows it."""
 
-        def change():
-            file.write(copied, offset)
-            file.close()
 
-        self.disk.make(kind_of("write", self.path, offset, copied), change)
+def table_after_the_manifest(patch):
+    create, reopen, rename = RecordingDisk.create, RecordingDisk.open, RecordingDisk.rename
+    late = {}
+
+    def create_elsewhere(self, path, size=0):
+        if os.path.basename(path) == "episodes.npy":
+            path = late.setdefault(path, f"{path}.late")
+        return create(self, path, size)
+
+    def renamed(self, source, target):
+        rename(self, source, target)
+        for path in [*late]:
+            rename(self, late.pop(path), path)
+
+    patch.setattr(RecordingDisk, "create", create_elsewhere)
+    patch.setattr(RecordingDisk, "open", lambda self, path, write=False: reopen(self, late.get(path, path), write))
+    patch.setattr(RecordingDisk, "rename", renamed)
 
 
-def hold(*kinds, until, with_them=()):
-    def plant():
-        disk = engine.DISK = HoldBack(kinds, until, with_them)
-        for owner, name in (
-            (ReplayBuffer, "__init__"),
-            (ReplayBuffer, "write_episode"),
-            (OpenEpisode, "finish"),
-        ):
-            setattr(owner, name, then_let_go(getattr(owner, name), disk))
+def manifest_in_place(patch):
+    def replace_file(self, path, data):
+        old = self.size(path) if self.exists(path) else 0
+        file = self.open(path, write=True) if old else self.create(path)
+        data = data.ljust(old)
+        for at in range(0, len(data), 128):
+            file.write(data[at : at + 128], at)
+        file.sync()
+        file.close()
+
+    patch.setattr(RecordingDisk, "replace_file", replace_file, raising=False)
+
+
+def of_chunks(wrong):
+    """Return what puts something wrong in place of how a chunk is replaced: `wrong(put, disk, path, beside, data)`."""
+
+    def plant(patch):
+        put = RecordingDisk.put
+
+        def replace(self, path, beside, data, synced):
+            if not (beside.endswith("next.tmp") and wrong(self, path, beside, data)):
+                put(self, path, beside, data, synced)
+
+        patch.setattr(RecordingDisk, "put", replace, raising=False)
 
     return plant
 
 
-def then_let_go(method, disk):
-    @functools.wraps(method)
-    def call(*args, **words):
-        try:
-            return method(*args, **words)
-        finally:
-            disk.let_go()
-
-    return call
-
-
-def manifest_in_place():
-    class InPlace(CrashDisk):
-        def replace_file(self, path, data):
-            old = self.size(path) if self.exists(path) else 0
-            file = self.open(path, write=True) if old else self.create(path)
-            data = data.ljust(old)
-            for at in range(0, len(data), 128):
-                file.write(data[at : at + 128], at)
-            file.sync()
-            file.close()
-
-    engine.DISK = InPlace()
+def in_place(disk, path, beside, data):
+    if disk.exists(path):
+        file = disk.open(path, write=True)
+        file.empty()
+        for at in range(0, len(data), 16):
+            file.write(data[at : at + 16], at)
+        file.close()
+        return True
 
 
-def table_after_the_manifest():
-    class Late(CrashDisk):
-        late = None
-
-        def create(self, path, size=0):
-            if os.path.basename(path) != "episodes.npy":
-                return super().create(path, size)
-            self.late = os.path.join(os.path.dirname(path), "data", "late"), path
-            return super().create(self.late[0], size)
-
-        def open(self, path, write=False):
-            return super().open(self.late[0] if self.late is not None and path == self.late[1] else path, write)
-
-        def rename(self, source, target):
-            super().rename(source, target)
-            if self.late is not None:
-                super().rename(*self.late)
-                self.late = None
-
-    engine.DISK = Late()
+def removed_first(disk, path, beside, data):
+    if disk.exists(path):
+        disk.remove(path)
 
 
-def chunk_in_place():
-    class InPlace(CrashDisk):
-        def put(self, path, beside, data, synced):
-            if beside.endswith("next.tmp") and self.exists(path):
-                file = self.open(path, write=True)
-                for at in range(0, len(data), 16):
-                    file.write(data[at : at + 16], at)
-                os.ftruncate(file.fd, len(data))
-                file.close()
-            else:
-                super().put(path, beside, data, synced)
-
-    engine.DISK = InPlace()
+def leftovers_refused(disk, path, beside, data):
+    if disk.exists(beside):
+        raise FileExistsError(17, "there already", beside)
 
 
-def chunk_removed_first():
-    class Removes(CrashDisk):
-        def put(self, path, beside, data, synced):
-            if beside.endswith("next.tmp") and self.exists(path):
-                self.remove(path)
-            super().put(path, beside, data, synced)
-
-    engine.DISK = Removes()
-
-
-def leftovers_refused():
-    class Strict(CrashDisk):
-        def put(self, path, beside, data, synced):
-            if self.exists(beside):
-                raise FileExistsError(17, "there already", beside)
-            super().put(path, beside, data, synced)
-
-    engine.DISK = Strict()
-
-
-def orphans_kept():
+def orphans_kept(patch):
     adopt = blobs.Segments.adopt
 
     def kept(self, last_seq, beyond):
         there = [blobs.segment_number(name) for name in os.listdir(self.folder)]
         adopt(self, dict.fromkeys((number for number in there if number is not None), 0) | dict(last_seq), beyond)
 
-    blobs.Segments.adopt = kept
+    patch.setattr(blobs.Segments, "adopt", kept)
 
 
-def torn_record_left():
-    EpisodeTable.zero = lambda self, slot: None
+def finished_stream_forgotten(patch):
+    patch.setattr(CommitFiles, "carry_finished", lambda self, stream: None)
 
 
-def no_lock():
-    lock.WriterLock.acquire = lambda self: None
+def no_lock(patch):
+    patch.setattr(WriterLock, "acquire", lambda self: None)
 
 
-def finished_stream_forgotten():
-    files.CommitFiles.carry_finished = lambda self, stream: None
-
-
-def unrehearsed():
-    victim.rehearse = lambda: None
-
-
-def never_stale():
+def never_stale(patch):
     assert "_stale" in commit.Committer.__init__.__code__.co_names
-    store.Store._stale = property(lambda self: False, lambda self, value: None)
+    patch.setattr(store.Store, "_stale", property(lambda self: False, lambda self, value: None), raising=False)
 
 
-def memory_before_the_files():
-    class Eager(live.LiveEpisodes):
+def memory_before_the_files(patch):
+    class Eager(LiveEpisodes):
         __slots__ = ()
 
         def append(self, start, length, *of):
@@ -255,10 +198,11 @@ def memory_before_the_files():
             self.live.append(self.head, len(new.arrays[0]))
         real(self, new, stored)
 
-    store.Store.__init__, store.Store.commit = start_eager, commit_eager
+    patch.setattr(store.Store, "__init__", start_eager)
+    patch.setattr(store.Store, "commit", commit_eager)
 
 
-def successors_after_the_commit(put=setattr):
+def successors_after_the_commit(patch):
     write, turn = Successors.write, Successors.turn
 
     def turned(self):
@@ -267,78 +211,97 @@ def successors_after_the_commit(put=setattr):
             write(self, *arguments)
         turn(self)
 
-    put(Successors, "write", lambda self, *arguments: setattr(self, "late", arguments))
-    put(Successors, "turn", turned)
+    patch.setattr(Successors, "write", lambda self, *arguments: setattr(self, "late", arguments))
+    patch.setattr(Successors, "turn", turned)
 
 
-def words_after_the_log():
+def words_after_the_log(patch):
     write, put = PriorityFile.write, PriorityFile._write_words
 
     def late(self, leaves):
-        PriorityFile._write_words = lambda *_: None
+        patch.setattr(PriorityFile, "_write_words", lambda *_: None)
         log = write(self, leaves)
-        PriorityFile._write_words = put
+        patch.setattr(PriorityFile, "_write_words", put)
         for start in range(0, self._rows, priorities._PIECE):
             put(self, leaves, start)
         return log
 
-    PriorityFile.write = late
+    patch.setattr(PriorityFile, "write", late)
 
 
-def labels_and_rounds_apart():
+def labels_and_rounds_apart(patch):
     update = StepRing.update
 
     def wrong(self, ids, values, where):
         for name, each in values.items():
             update(self, ids, {name: each}, where)
 
-    StepRing.update = wrong
+    patch.setattr(StepRing, "update", wrong)
 
 
-def values_in_place():
-    mutable._OTHER = np.array([0, 1])
-
+def values_in_place(patch):
     def write_each(self, pieces, offsets):
         for piece, offset in zip(pieces, offsets, strict=True):
             half = len(piece) // 2
             self.write(piece[:half], offset)
             self.write(piece[half:], offset + half)
 
-    File.write_each = write_each
+    patch.setattr(mutable, "_OTHER", np.array([0, 1]))
+    patch.setattr(File, "write_each", write_each)
+
+
+def states_of_several_shown_at_the_end(patch):
+    """Show readers the records of a call once the last one is written."""
+    real, publish = store.Store.commit_now, CommitFiles._publish
+
+    def wrong(self, files, *args):
+        states = []
+        later = lambda files, state: states.append(state) or setattr(files, "state", state)  # noqa: E731
+        patch.setattr(CommitFiles, "_publish", later)
+        try:
+            real(self, files, *args)
+        finally:
+            patch.setattr(CommitFiles, "_publish", publish)
+        publish(files, states[-1])
+
+    patch.setattr(store.Store, "commit_now", wrong)
+
+
+def memory_of_several_before_the_record(patch):
+    append, remember, real = CommitFiles.append, store.Store._remember, store.Store.commit_now
+
+    def early(self, files, *args):
+        first = lambda files, record, durable: (remember(self, record), append(files, record, durable))  # noqa: E731
+        patch.setattr(store.Store, "_remember", lambda self, record: None)
+        patch.setattr(CommitFiles, "append", first)
+        try:
+            real(self, files, *args)
+        finally:
+            self._stale = False  # as if no recovery were due
+            patch.setattr(store.Store, "_remember", remember)
+            patch.setattr(CommitFiles, "append", append)
+
+    patch.setattr(store.Store, "commit_now", early)
 
 
 PLANTS = {
-    "record before rows": hold("rows", until="record"),
-    "record before blob": hold("blob write", until="record"),
-    "state.bin before record": hold("record", until="state"),
-    "rows overwritten before their retire record": hold("retire", until="blob write", with_them=("state",)),
-    "segment deleted before its retirement": hold("record", until="blob unlink", with_them=("state",)),
-    "stream removed before its commit": hold("record", until="stream unlink", with_them=("state",)),
-    "columns renamed after the manifest": hold("columns", until="manifest"),
-    "manifest written in place": manifest_in_place,
-    "episode table made after the manifest": table_after_the_manifest,
-    "finished stream not named in its commit": finished_stream_forgotten,
-    "orphaned segments kept": orphans_kept,
-    "torn record not wiped": torn_record_left,
-    "lock not taken": no_lock,
-    "places counted in another state": unrehearsed,
-    "memory never marked stale": never_stale,
-    "memory changed before the files": memory_before_the_files,
-    "chunk written in place": chunk_in_place,
-    "chunk removed before the new one is there": chunk_removed_first,
-    "unfinished chunk never removed": leftovers_refused,
-    "successors written after the commit": successors_after_the_commit,
-    "words of priorities after the log": words_after_the_log,
-    "values written over the newest, in two pieces": values_in_place,
-    "labels and their round apart": labels_and_rounds_apart,
+    "manifest written in place": (manifest_in_place, "ends"),
+    "episode table made after the manifest": (table_after_the_manifest, "birth"),
+    "finished stream not named in its commit": (finished_stream_forgotten, "streams, kept"),
+    "orphaned segments kept": (orphans_kept, "laps"),
+    "chunk written in place": (of_chunks(in_place), "compressed"),
+    "chunk removed before the new one is there": (of_chunks(removed_first), "compressed"),
+    "unfinished chunk never removed": (of_chunks(leftovers_refused), "compressed"),
+    "successors written after the commit": (successors_after_the_commit, "transitions"),
+    "words of priorities after the log": (words_after_the_log, "priorities"),
+    "values written over the newest, in two pieces": (values_in_place, "values"),
+    "labels and their round apart": (labels_and_rounds_apart, "labels"),
+    "states of several episodes shown at the end": (states_of_several_shown_at_the_end, "joined"),
 }
-"""Name -> what plants it in this process."""
+"""Name -> what plants it, and the script that shows it."""
 
-
-def never_synced():
-    File.sync = lambda self: None
-    CrashDisk.sync_folder = lambda self, path: None
-
-
-UNSEEN = {"nothing is ever synced": never_synced}
-"""What no kill shows, as the page cache outlives the process: a power cut does."""
+OF_INTERRUPTS = {
+    "memory never marked stale": (never_stale, "laps"),
+    "memory changed before the files": (memory_before_the_files, "laps"),
+    "memory of several changed before the record": (memory_of_several_before_the_record, "joined"),
+}
