@@ -493,6 +493,50 @@ def test_an_interrupt_while_streaming_glues_nothing(method, monkeypatch):
         assert got["reward"][1:].tolist() == (got["action"][:-1] + 0.5).tolist()
 
 
+def test_an_interrupt_in_a_reset_glues_nothing(monkeypatch):
+    from ringmap.storage.commit.open_episode import OpenEpisode
+
+    buf = full_buffer("box")
+    env = ReplayBufferCollectionWrapper(vector(2, "Disabled"), buf, stream=True)
+    env.reset()
+    env.step(np.full(2, 0))
+    real = OpenEpisode.append
+
+    def interrupted(self, *args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OpenEpisode, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        env.reset()
+    monkeypatch.setattr(OpenEpisode, "append", real)
+    env.reset()
+    env.step(np.full(2, 1))
+    env.reset()
+    env.close()
+    assert buf.num_episodes >= 2
+    for number in range(buf.num_episodes):
+        got = buf.load_episode(number)
+        assert len(set(got["obs"][:, 1])) == 1, "two episodes in one"
+        assert np.diff(got["obs"][:, 2]).tolist() == [1] * (len(got["obs"]) - 1)
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_all_episodes_that_end_in_one_step_are_durable(tmp_path, built):
+    buf = ReplayBuffer(999, path=tmp_path / "ring", durability="power")
+    options = (
+        {"transition_builder": (lambda **raw: {"obs": raw["cached_obs"], "reward": raw["reward"]})} if built else {}
+    )
+    env = ReplayBufferCollectionWrapper(vector(2, "NextStep"), buf, **options)
+    env.reset()
+    stored, most = 0, 0
+    for _ in range(60):
+        env.step([0, 0])
+        most, stored = max(most, buf.num_episodes - stored), buf.num_episodes
+        assert not buf.engine.owned.is_unsynced
+    assert most == 2
+    env.close()
+
+
 def test_into_the_online_half_of_a_buffer_that_mixes():
     from ringmap.data import ReplayBuffer as Episodes
 

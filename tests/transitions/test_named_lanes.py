@@ -385,3 +385,49 @@ def wrong_after_interrupts(path, named, every=1):
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_a_step_goes_on_where_it_did_after_an_interrupted_call(tmp_path, where, named):
     assert wrong_after_interrupts(None if where == "memory" else tmp_path / "buf", named) == []
+
+
+def led(buf):
+    """Prove that each transition leads to the next number, in sums too; return the numbers, and steps of the sums."""
+    for n_step in (1, 3):
+        if n_step > 1:
+            buf.flush()
+            buf = TransitionReplayBuffer.open(buf.path, device=None, n_step=n_step, gamma=1.0)
+        batch = buf[list(range(len(buf)))]
+        now, after = batch["observations"][:, 0], batch["next_observations"][:, 0]
+        steps = np.ones(len(now)) if n_step == 1 else batch["rewards"]
+        np.testing.assert_array_equal(after, now + steps)
+    buf.close()
+    return now.tolist(), steps.tolist()
+
+
+def one(buf, now, **options):
+    buf.add(np.array([now]), 0, 1.0, np.array([now + 1.0]), False, **options)
+
+
+def test_newest_rows_out_of_turn_are_no_call_of_all_environments(tmp_path):
+    """One of them goes on from another: rows without names do not go on from what is left, in order."""
+    path, options = tmp_path / "ring", {"device": None}
+    buf = TransitionReplayBuffer(40, (1,), path=path, **options)
+    for name, now in [("a", 10), ("b", 20), ("c", 30), ("a", 11), ("a", 12), ("b", 21)]:
+        one(buf, float(now), lane=name)
+    buf.close()
+    buf = TransitionReplayBuffer(40, (1,), path=path, **options)
+    now = np.array([[31.0], [13.0], [22.0]])  # what c, a and b led to
+    buf.add(now, np.zeros(3, int), np.ones(3), now + 1, np.zeros(3, bool))
+    assert led(buf)[0] == [10, 20, 30, 11, 12, 21, 31, 13, 22]
+
+
+def test_environments_without_names_yet_are_found_after_others_were_forgotten(tmp_path, monkeypatch):
+    for module in (lane_ends, nstep_module, buffer_module):
+        monkeypatch.setattr(module, "FURTHEST", 4)
+    path, options = tmp_path / "ring", {"device": None}
+    buf = TransitionReplayBuffer(40, (1,), path=path, **options)
+    now = np.arange(10.0)[:, None] * 10
+    buf.add(now, np.zeros(10, int), np.ones(10), now + 1, np.zeros(10, bool))
+    buf.close()
+    buf = TransitionReplayBuffer(40, (1,), path=path, **options)
+    for name in (9, 8, 7):
+        one(buf, name * 10.0 + 1, lane=name)
+    # 9 and 8 go on, so that sums over two steps reach their next rows; 7 is too far back by then.
+    assert led(buf)[1] == [1.0] * 8 + [2.0, 2.0] + [1.0] * 3

@@ -16,7 +16,7 @@ import ringmap
 from ringmap import TransitionReplayBuffer
 from ringmap.buffers.transitions import buffer as transitions_module
 from ringmap.buffers.transitions.columns import TransitionColumns
-from ringmap.errors import EnvironmentFault, InputError, LockedError, ReadOnlyError
+from ringmap.errors import CorruptError, EnvironmentFault, InputError, LockedError, ReadOnlyError
 from ringmap.samplers import (
     EpisodeSampler,
     EpochSampler,
@@ -712,6 +712,22 @@ def test_what_is_kept_in_memory_is_counted_once():
         beside._data_at(source, source.live.era, start)
     kept = sum(sum(v.nbytes for v in one.values()) for one in beside._cache.values())
     assert beside._cache_nbytes == kept > 0
+
+
+def test_what_can_not_be_read_as_it_was_evicted_meanwhile_is_no_fault(monkeypatch):
+    buf = make(capacity=20)
+    for t in range(400):  # no observation is what the last step led to
+        buf.add(np.full(3, t), 0, 0.0, np.full(3, t + 100), False)
+        buf.engine.commit_pending("a test")
+    beside, source = buf._next_observations, buf._ring.buffer.engine.source
+
+    def overwritten(start):
+        raise CorruptError("other bytes stand there")
+
+    monkeypatch.setattr(source, "data_at", overwritten)
+    assert beside._data_at(source, source.live.era, source.tail - 1) is None
+    with pytest.raises(CorruptError, match="other bytes"):
+        beside._data_at(source, source.live.era, source.tail)
 
 
 def test_what_is_beyond_the_newest_call_leads_to_nothing():

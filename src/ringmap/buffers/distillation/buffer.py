@@ -399,7 +399,7 @@ class DistillationBuffer(OverRing):
             return self._ring.draw(count, rng, since=self._first())
 
         ids = draw(operator.index(batch_size))
-        columns, held = self._read(ids)
+        columns, held = self._read(ids)  # all columns in one look: a row has all of its labels
         if not held.all():  # evicted meanwhile: redrawn
 
             def gather(which: Array) -> Array:
@@ -408,11 +408,8 @@ class DistillationBuffer(OverRing):
                     columns[name][which] = values
                 return good
 
-            def redraw(which: Array) -> Array:
-                return draw(len(which))
-
             source, where = self._ring.engine.source, f"{_WHERE}.batch"
-            redraw_lost(source, ids, ~held, gather, redraw, where, "raise the capacity")
+            redraw_lost(source, ids, ~held, gather, lambda which: draw(len(which)), where, "raise the capacity")
         return self._as_asked(columns)
 
     def mix_source(self, items: Mapping[str, Any]) -> BufferSource:
@@ -461,14 +458,15 @@ class DistillationBuffer(OverRing):
         """
         for name, value in (("batch_size", batch_size), ("num_epochs", num_epochs)):
             positive(f"{_WHERE}.epochs", name, value)
-        return self._epochs(batch_size, num_epochs, shuffle, drop_last)
 
-    def _epochs(self, size: int, epochs: int, shuffle: bool, drop: bool) -> Iterator[Columns]:
-        for _ in range(epochs):
-            self._look()
-            ids = self._ids()
-            order = self._rounds.draws.rng.permutation(ids) if shuffle else ids
-            yield from map(self._as_asked, epoch(self._read, order, size, drop))
+        def each() -> Iterator[Columns]:
+            for _ in range(num_epochs):
+                self._look()
+                ids = self._ids()
+                order = self._rounds.draws.rng.permutation(ids) if shuffle else ids
+                yield from map(self._as_asked, epoch(self._read, order, batch_size, drop_last))
+
+        return each()
 
     def sequences(
         self,
@@ -495,24 +493,19 @@ class DistillationBuffer(OverRing):
             InputError: a number is not positive.
             NoClipsError: nothing is stored.
         """
-        for name, value in (
-            ("length", length),
-            ("batch_size", batch_size),
-            ("num_epochs", num_epochs),
-        ):
+        for name, value in (("length", length), ("batch_size", batch_size), ("num_epochs", num_epochs)):
             if value is not None:
                 positive(f"{_WHERE}.sequences", name, value)
-        return self._sequences(length, batch_size, num_epochs, shuffle, drop_last)
 
-    def _sequences(
-        self, length: int, batch_size: int | None, epochs: int, shuffle: bool, drop: bool
-    ) -> Iterator[Columns]:
-        for _ in range(epochs):
-            self._look()
-            ids, bounds = self._episodes()
-            rng = self._rounds.draws.rng if shuffle else None
-            batches = sequences(self._read, ids, bounds, length, batch_size, drop, rng)
-            yield from map(self._as_asked, batches)
+        def each() -> Iterator[Columns]:
+            for _ in range(num_epochs):
+                self._look()
+                ids, bounds = self._episodes()
+                rng = self._rounds.draws.rng if shuffle else None
+                batches = sequences(self._read, ids, bounds, length, batch_size, drop_last, rng)
+                yield from map(self._as_asked, batches)
+
+        return each()
 
     # -- rows --------------------------------------------------------------------------------
 

@@ -342,14 +342,13 @@ class RolloutBuffer(Unindexed):
         count = self._step * self.num_envs
         if num > count:
             raise InputError(f"{where}: num={num}, but only {count} steps are stored")
-        return self._minibatches(num, epochs, shuffle, normalize_advantages, count)
 
-    def _minibatches(
-        self, num: int, epochs: int, shuffle: bool, normalize: bool, count: int
-    ) -> Iterator[dict[str, Any]]:
-        for _ in range(epochs):
-            for index in self._order(count, shuffle).tensor_split(num):
-                yield self._batch(index, normalize)
+        def each() -> Iterator[dict[str, Any]]:
+            for _ in range(epochs):
+                for index in self._order(count, shuffle).tensor_split(num):
+                    yield self._batch(index, normalize_advantages)
+
+        return each()
 
     def _order(self, count: int, shuffle: bool) -> Tensor:
         import torch
@@ -406,20 +405,19 @@ class RolloutBuffer(Unindexed):
         count = self._step // length * self.num_envs
         if num > count:
             raise InputError(f"{where}: num={num}, but only {count} sequences are stored")
-        return self._sequences(length, num, epochs, shuffle, normalize_advantages, count)
 
-    def _sequences(
-        self, length: int, num: int, epochs: int, shuffle: bool, normalize: bool, count: int
-    ) -> Iterator[dict[str, Any]]:
-        for _ in range(epochs):
-            whole = self._tensors.cut(self._step, length)
-            for index in self._order(count, shuffle).tensor_split(num):
-                batch = self._named(whole, (slice(None), index), normalize)
-                batch["dones"] = whole["dones"][:, index]
-                hidden = self._tensors.trees.get("hidden")
-                if hidden is not None:
-                    batch["hidden"] = hidden.nest({n: whole[n][0, index] for n in hidden.names})
-                yield batch
+        def each() -> Iterator[dict[str, Any]]:
+            for _ in range(epochs):
+                whole = self._tensors.cut(self._step, length)
+                for index in self._order(count, shuffle).tensor_split(num):
+                    batch = self._named(whole, (slice(None), index), normalize_advantages)
+                    batch["dones"] = whole["dones"][:, index]
+                    hidden = self._tensors.trees.get("hidden")
+                    if hidden is not None:
+                        batch["hidden"] = hidden.nest({n: whole[n][0, index] for n in hidden.names})
+                    yield batch
+
+        return each()
 
     # -- state -------------------------------------------------------------------------------
 

@@ -244,6 +244,5 @@ class LaneEnds:
         for values in self._arrays():
             values[: len(near)] = values[near]
         self._places = {lane: new[p] for lane, p in self._places.items() if p in new}
-        unnamed = {key: [new[p] for p in places if p in new] for key, places in self._unnamed.items()}
-        self._unnamed = {key: places for key, places in unnamed.items() if places}
+        self._unnamed = {key: [new[p] for p in places if p in new] for key, places in self._unnamed.items()}
         self._set_count(len(near))

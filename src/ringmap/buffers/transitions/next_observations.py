@@ -115,7 +115,7 @@ class NextObservations:
             put(ours.nonzero()[0], values)
         if pending is None or not pending.count:  # else those of the newest call were found
             newest = self._of_newest(source, head)
-            if newest is not None and newest.observations:
+            if newest.observations:
                 count = len(next(iter(newest.observations.values())))
                 rows = positions - (newest.stop - count)
                 which = (~known & (rows >= 0) & (rows < count)).nonzero()[0]
@@ -156,8 +156,9 @@ class NextObservations:
                     ours, at = found_in(data["rows"], positions[which] - start)
                     put(which[ours], {name: data[name].take(at, 0) for name in self._names})
 
-    def _of_newest(self, source: Handle, head: int) -> Newest | None:
-        """Return the next observations of the newest call, as of this head; None if the head has changed."""
+    def _of_newest(self, source: Handle, head: int) -> Newest:
+        """Return the next observations of the newest call: of another one than at this head, if that has changed, whose
+        rows are not among those that are asked for."""
 
         def work() -> Newest:
             newest = self._newest
@@ -166,8 +167,7 @@ class NextObservations:
             return newest
 
         # While a call is being stored, its next observations are written first.
-        newest = work() if self.turn.is_here else self.turn.take("TransitionReplayBuffer", work)
-        return newest if newest.head == head else None
+        return work() if self.turn.is_here else self.turn.take("TransitionReplayBuffer", work)
 
     def _data_at(self, source: Handle, era: int, start: int) -> dict[str, Any] | None:
         """Return the data of the commit whose first row is at `start`."""
