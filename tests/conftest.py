@@ -32,6 +32,15 @@ multiprocessing.set_forkserver_preload(
 )
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _branch():
+    """Read a single ring as many are read, where RINGMAP_TEST_BRANCH=0: see README.md."""
+    if os.environ.get("RINGMAP_TEST_BRANCH") == "0":
+        from ringmap.buffers.engine import Engine
+
+        Engine.has_branch = False
+
+
 @pytest.fixture(autouse=True)
 def _start_method():
     """Let every test begin with the platform's own start method: some libraries change it when they are imported."""

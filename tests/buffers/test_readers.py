@@ -336,7 +336,7 @@ def test_workers_are_told_the_clips_and_the_head_of_one_moment(writer, reader, m
     with monkeypatch.context() as patch:
         patch.setattr(reader.engine.reader, "pin", then_the_writer_goes_on)
         count = len(reader)
-    assert reader.engine.pins.loader_state.told()[2:4] == (head, count)
+    assert reader.engine.pins.loader_state.told()[6:8] == (head, count)
 
 
 def ask_for_17_other_spans(buf):

@@ -124,6 +124,7 @@ calls(
     begin_episode={"commit_every": 5, "lane": 1},
     check_commit_every={"_where": "here", "commit_every": 5},
     clip_window={"history_len": 1},
+    clip_windows={"history_len": 1},
     cut_of={"history_len": 2, "drop_all_padded": False},
     episode_data={"episode_idx": 0},
     episode_number={"position": 0},

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import ringmap
 from ringmap import TransitionReplayBuffer
+from ringmap.buffers.engine import Engine
+from ringmap.clips.gather import ClipReader
 from ringmap.data import (
     ConcatDataset,
     GoalDataset,
@@ -175,6 +177,21 @@ def reader(world, **options):
     return Source(world, world.open(ReplayBuffer.open(world.folder / "ring0", **options)))
 
 
+def unbranched(make):
+    """Return what makes a source of one ring that is drawn from, and read, as many are."""
+
+    def made(world, **options):
+        engine = world.writers[0].engine
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Engine, "has_branch", False)
+            engine.read_with(ClipReader)
+            found = make(world, **options)
+        assert (getattr(found.made, "engine", engine)).many is not None
+        return found
+
+    return made
+
+
 def view(world, **options):
     return Source(world, buffer(world, **options).made.view(), chosen_by(world, lambda _: True))
 
@@ -244,6 +261,7 @@ SOURCES = {
     "filtered view of a fleet": (3, fleet_filtered),
     "split of a fleet": (3, fleet_half),
 }
+SOURCES |= {f"{name} without the branch": (1, unbranched(SOURCES[name][1])) for name in ("buffer", "reader", "split")}
 FLEETS = [name for name, (count, _) in SOURCES.items() if count > 1]
 FILES = ["file", "filtered file"]
 
@@ -464,19 +482,10 @@ REFUSED = {
 """What means nothing, with its error."""
 
 
-LATER = {
-    *((name, by) for name in [*FLEETS, "fleet of one"] for by in ("episodes", "epochs")),
-    *(("fleet of one", by) for by in ("ranks", "in order")),
-}
-"""What one engine over n rings will draw."""
-
-
 def cells():
     for name, by, evicted in itertools.product(SOURCES, SAMPLERS, EVICTED):
-        later = (name, by) in LATER
-        if name not in FILES and not (later and name in FLEETS and evicted == "all"):
-            marks = [pytest.mark.xfail(reason="Rings", raises=InputError, strict=True)] * later
-            yield pytest.param(name, by, evicted, marks=marks)
+        if name not in FILES:
+            yield name, by, evicted
 
 
 @pytest.mark.parametrize(("name", "by", "evicted"), list(cells()))

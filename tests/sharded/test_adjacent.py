@@ -49,7 +49,7 @@ def takes(monkeypatch):
 def beside(buf):
     """Return the rings of a buffer side by side, apart from its own."""
     readers = {ring.number: ring.reader for ring in buf.engine.members.open}
-    return AdjacentRings.of(readers, buf.engine.pulse)
+    return AdjacentRings.of(readers, buf.engine.many.pulse)
 
 
 def one_by_one(monkeypatch):
@@ -190,7 +190,7 @@ def test_a_ring_that_is_closed_while_its_files_are_mapped(three, monkeypatch, ta
 
 def test_a_ring_that_leaves_before_its_clips_are_read(three):
     buf = open_all(three)
-    drawn = buf.engine.draw_positions(300, Cut.clip(3))
+    drawn = buf.engine.many.draw(300, Cut.clip(3), buf.engine.rng).positions
     shutil.rmtree(three.folder / "b")
     del three.model["b"]
     buf.refresh()
@@ -201,7 +201,7 @@ def test_a_ring_that_leaves_before_its_clips_are_read(three):
 def test_a_few_clips_of_one_ring_come_to_their_places(three):
     """As clips that were redrawn do: a value of one step, too, which alone is no array."""
     buf = open_all(three)
-    ring = next(buf.engine.each())
+    ring = buf.engine.rings[0]
     cut = buf.cut_of(window={"episode": Window([0, 1])}, columns=["step", "episode"])
     batch = {"step": np.full(4, -1, np.int32), "episode": np.full((4, 2), -1)}
     piece = Piece(ring.number, ring.reader, np.array([1, 3]), np.array([2, 5]), cut)
@@ -388,7 +388,7 @@ def test_ends(three, monkeypatch):
     kept = live.starts[[0, 2]].copy(), live.lengths[[0, 2]] - [0, 1]
     live.clear()
     live.extend(*kept)
-    buf.engine.pulse.beat()
+    buf.engine.many.pulse.beat()
     found = rings.ends()
     assert (found.stops - known.stops).tolist() == [10, -1, 0]
     assert not found.is_dense
@@ -411,14 +411,14 @@ def test_rows_that_are_opened_while_memory_is_looked_at(three):
         @property
         def rows(self):
             seen, self.rows_now = self.rows_now, None
-            buf.engine.pulse.beat()
+            buf.engine.many.pulse.beat()
             return seen
 
     source = Source(buf.engine.members.open[0].source)
     source.rows_now = source.source.rows
     readers = {0: SimpleNamespace(source=source)}
     rows = AdjacentRows({}, 0, ())
-    rings = AdjacentRings(readers, buf.engine.pulse, [source.rows_now], rows)
+    rings = AdjacentRings(readers, buf.engine.many.pulse, [source.rows_now], rows)
     assert rings.is_current
     assert not rings.is_current
 

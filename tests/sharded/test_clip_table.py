@@ -41,7 +41,7 @@ def test_a_ring_in_parts_that_is_cleared_during_a_draw(in_parts, weights):
     """Clips of the others are drawn in place of its own, until it has some again."""
     buf = opened(in_parts, weights=weights)
     clear(in_parts, buf, "a")
-    ids = buf.engine.draw_positions(300, CLIPS)
+    ids = buf.engine.many.draw(300, CLIPS, buf.engine.rng).positions
     assert set(apart(ids)[0].tolist()) == {1, 2}
     prove(buf.engine.read(ids, CLIPS), in_parts.lengths, 3)
     in_parts.write_in_parts("a", 20)
@@ -55,7 +55,7 @@ def test_all_rings_are_cleared_during_a_draw(three):
         three.write_in_parts(name, 30)
     buf = opened(three)
     clear(three, buf, "abc")
-    assert buf.engine.draw_positions(300, CLIPS) is None
+    assert buf.engine.many.draw(300, CLIPS, buf.engine.rng) is None
 
 
 def test_weights_of_rings_without_clips(fleet):

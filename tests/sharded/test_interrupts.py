@@ -7,8 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
+import ringmap.buffers.engine
 import ringmap.buffers.sharded.clip_table
-import ringmap.buffers.sharded.engine
+import ringmap.buffers.sharded.reader
 import ringmap.buffers.sharded.rings
 import ringmap.clips.rings
 from ringmap.buffers.sharded.rings import Fleet as Rings
@@ -23,7 +24,8 @@ FILES = {
     module.__file__
     for module in (
         ringmap.buffers.sharded.clip_table,
-        ringmap.buffers.sharded.engine,
+        ringmap.buffers.engine,
+        ringmap.buffers.sharded.reader,
         ringmap.buffers.sharded.rings,
         ringmap.clips.rings,
     )
@@ -154,7 +156,7 @@ def test_control_looks_in_the_middle_of_a_look(fast, monkeypatch):
 def test_control_rings_that_are_replaced_one_name_after_the_other(fast, monkeypatch):
     def put(members, rings):
         now, other = members._now, _Open(rings, np.zeros(len(rings), np.int64))
-        for name in ("seen", "swept", "by_number", "changes", "rings"):
+        for name in ("rings", "changes", "seen", "swept", "by_number"):
             setattr(now, name, getattr(other, name))
 
     monkeypatch.setattr(Rings, "_put", put)

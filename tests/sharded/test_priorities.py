@@ -50,7 +50,7 @@ def test_the_sampler_of_a_fleet_stands_for_it(three):
 def all_ids(buf):
     """Return the ids of all clips, as a batch has them."""
     found = []
-    for ring in buf.engine.each():
+    for ring in buf.engine.rings:
         live = ring.source.live
         for start, length in zip(live.starts.tolist(), live.lengths.tolist(), strict=True):
             found.append(joined(ring.number, np.arange(start, start + length - HISTORY + 1)))

@@ -84,7 +84,7 @@ def test_a_name_can_be_used_again(closed):
         again.write_episode({k: v for k, v in next(iter(open_all(closed).episodes())).items() if not k.startswith("_")})
     buf.refresh()
     assert names(buf) == ["a", "b", "c"]
-    assert [ring.number for ring in buf.engine.each()] == [0, 2, 3]
+    assert [ring.number for ring in buf.engine.rings] == [0, 2, 3]
 
 
 @pytest.mark.parametrize("change", few(range(1, 12), 5))

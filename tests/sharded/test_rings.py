@@ -19,7 +19,7 @@ import pytest
 
 import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
-from ringmap.buffers.sharded import engine as engine_module
+from ringmap.buffers.sharded import reader as reader_module
 from ringmap.buffers.sharded import rings as ring_module
 from ringmap.buffers.sharded.numbers import apart
 from ringmap.clips import gather, rings
@@ -422,8 +422,8 @@ def test_clips_evicted_in_the_middle_of_a_gather(three, monkeypatch, copies, par
 
 def overtaken(fleet, monkeypatch, most):
     """Return how many copies a batch took beside writers that replace nearly all of their rings meanwhile."""
-    monkeypatch.setattr(engine_module, "MOST_CHOICES", most)
-    monkeypatch.setattr(engine_module, "retry", partial(retry, retry_s=0.0))
+    monkeypatch.setattr(reader_module, "MOST_CHOICES", most)
+    monkeypatch.setattr(reader_module, "retry", partial(retry, retry_s=0.0))
     for name in "ab":
         if name not in fleet.writers:
             fleet.ring(name, 300, spare_rows=300)

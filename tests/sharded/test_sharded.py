@@ -2,12 +2,14 @@
 
 import pickle
 import shutil
+import threading
 from multiprocessing import get_context
 
 import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer, TransitionReplayBuffer, Zarr
+from ringmap.buffers import sampled
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
 from ringmap.data import Index, NStep, Sequences, ShardedReplayBuffer, Window
 from ringmap.errors import (
@@ -286,8 +288,86 @@ def test_samplers(three):
     buf.sampler = beyond
     with pytest.raises(ClipIndexError, match="out of range"):
         buf.sample(5)
-    buf.sampler = EpisodeSampler()
-    with pytest.raises(InputError, match="single ring|draws from buffers"):
+    buf.sampler = MixtureSampler([(PrioritizedSampler(), 1)])
+    with pytest.raises(InputError, match="single ring"):
+        buf.sample(5)
+
+
+@pytest.mark.parametrize("has_parts", [False, True])
+@pytest.mark.parametrize("of_view", [False, True])
+def test_episodes_of_all_rings_are_equally_likely(three, has_parts, of_view):
+    three.write("a", 2)  # too short
+    if has_parts:
+        three.write_in_parts("b", 45)
+    buf = open_all(three, sampler=EpisodeSampler(0))
+    found = prove((buf.view() if of_view else buf).sample(6000), three.lengths, 3)
+    counts = np.array([sum(e == number for e, _ in found) for number, n in three.lengths.items() if n >= 3])
+    assert len(counts) == len(three.lengths) - 1
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < len(counts) + 6 * np.sqrt(2 * len(counts))
+
+
+@pytest.mark.parametrize("of_view", [False, True])
+def test_an_epoch_is_that_of_all_rings(three, of_view):
+    buf = open_all(three, sampler=EpochSampler(3))
+    made, clips = buf.view() if of_view else buf, three.clips(3)
+    first = prove(made.sample(len(clips) - 20), three.lengths, 3)
+    state = pickle.loads(pickle.dumps(buf.state_dict()))
+    three.write("a", 20)  # of the next epoch
+    again = open_all(three, sampler=EpochSampler(3))
+    again.load_state_dict(state)
+    for each in (made, again.view().take(np.flatnonzero(again.view().lengths != 20)) if of_view else again):
+        assert sorted([*first, *prove(each.sample(20), three.lengths, 3)]) == sorted(clips)
+    assert buf.sampler.left == 0
+    if not of_view:
+        assert sorted(prove(buf.sample(len(three.clips(3))), three.lengths, 3)) == sorted(three.clips(3))
+
+
+def test_an_epoch_goes_on_without_a_ring_that_left(three):
+    buf = open_all(three, sampler=EpochSampler(3))
+    first = prove(buf.sample(10), three.lengths, 3)
+    three.writers.pop("b").close()
+    shutil.rmtree(three.folder / "b")
+    del three.model["b"]
+    buf.refresh()
+    left = {clip for clip in three.clips(3) if clip not in set(first)}
+    found = []
+    while buf.sampler.epoch == 0 and buf.sampler.left:
+        found += prove(buf.sample(1), three.lengths, 3)
+    assert set(found) >= left
+
+
+def test_no_lock_is_held_while_a_sampler_draws(three):
+    """Other threads look, count and draw meanwhile; the draw is of the moment at which it began."""
+    counts = []
+
+    @in_any_order
+    def sampler(step, buffer, size, history):
+        count = buffer.num_valid_ends(history)
+        three.write("a", 30)
+        thread = threading.Thread(target=lambda: counts.append((buf.refresh(), len(buf))))
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+        assert buffer.num_valid_ends(history) == count
+        assert len(three.clips(3)) == counts[-1][1] != count
+        buf.load_episode(0)
+        return np.random.default_rng(step).integers(0, count, size)
+
+    buf = open_all(three, sampler=sampler)
+    for made in (buf, buf.view()):
+        before = three.clips(3)
+        assert set(prove(made.sample(200), three.lengths, 3)) <= before
+
+
+def test_a_sampler_by_order_draws_from_one_ring_until_another_joins(fleet):
+    fleet.ring("a")
+    fleet.write("a", 20)
+    buf = open_all(fleet, sampler=Newest())
+    assert set(prove(buf.sample(5), fleet.lengths, 3)) == {(0, 17)}
+    fleet.ring("b")
+    fleet.write("b", 20)
+    buf.refresh()
+    with pytest.raises(InputError, match="ids ring by ring.* set any_order = True"):
         buf.sample(5)
 
 
@@ -398,8 +478,7 @@ def test_a_view_is_drawn_from_through_the_sampler(three, how):
     with pytest.raises(ClipIndexError, match="out of range"):
         view.sample(5)
     buf.sampler = EpisodeSampler()
-    with pytest.raises(InputError, match="single ring"):
-        view.sample(5)
+    assert set(view.sample(500)["episode"].ravel().tolist()) == set(ids)
 
 
 # -- what is not for many rings ---------------------------------------------------------------------
@@ -417,8 +496,7 @@ REFUSED = {
     "a caller's function": (lambda b: setattr(b, "sampler", Newest()), "set any_order = True"),
 }
 OF_TRANSITIONS = {
-    "episodes": (lambda b: drawn_by(b, EpisodeSampler()), "draws by episode"),
-    "epochs": (lambda b: drawn_by(b, EpochSampler()), "draws by episode"),
+    "episodes": (lambda b: drawn_by(b, EpisodeSampler()), "stores transitions of many lanes, and no episodes"),
     "windows": (lambda b: b.sample(4, window={"rewards": Window((0, 1))}), "hold transitions, not episodes"),
     "windows of views": (lambda b: b.view({"rewards": Window((0, 1))}), "hold transitions, not episodes"),
     "rank priorities": REFUSED["rank priorities"],
@@ -447,6 +525,29 @@ def test_what_rings_of_transitions_refuse(tmp_path, what):
             ring.add(np.zeros(3), 1, 0.5, np.zeros(3), False)
     with ShardedReplayBuffer(tmp_path, wait_s=0) as buf, pytest.raises(InputError, match=message):
         call(buf)
+
+
+def test_an_epoch_of_transitions(tmp_path):
+    for number in range(2):
+        with TransitionReplayBuffer(20, (), (), None, path=tmp_path / f"{number}") as ring:
+            for step in range(30):  # the newest 20 count
+                ring.add(np.float32(100 * number + step), 1, 0.5, np.float32(0), True)
+    with ShardedReplayBuffer(tmp_path, wait_s=0, sampler=EpochSampler()) as buf:
+        for _ in range(2):
+            found = np.concatenate([buf.sample(8)["observations"] for _ in range(5)])
+            assert sorted(found.tolist()) == [*range(10, 30), *range(110, 130)]
+
+
+def test_a_dump_names_an_episode_by_its_number_over_all_rings(fleet, monkeypatch):
+    for name in "ab":
+        fleet.ring(name)
+        fleet.write(name, 9)
+    fleet.write_in_parts("b", 60)
+    buf = open_all(fleet)
+    nbytes = sum(spec.row_nbytes for spec in buf.schema.columns)
+    monkeypatch.setattr(sampled, "memory_left", lambda: 2 * nbytes * 40.0)
+    with pytest.warns(UserWarning, match="episode 2 of 60 steps"):
+        buf.dump(fleet.folder / "out.h5", progress=False)
 
 
 WRITES = (

@@ -13,12 +13,12 @@ import pytest
 
 import ringmap
 from ringmap import Pace, ReplayBuffer, TransitionReplayBuffer, Zarr
-from ringmap.buffers.sharded import clip_table
 from ringmap.buffers.sharded.numbers import apart
 from ringmap.buffers.steps import ROW
 from ringmap.buffers.transitions import nstep
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.buffers.transitions.nstep import TransitionReader
+from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.gather import PINNED, ClipReader
 from ringmap.clips.rings import AdjacentRings
 from ringmap.data import ShardedReplayBuffer, Window
@@ -224,7 +224,7 @@ def test_all_that_counts_is_drawn_equally(steps):
 def test_the_control_of_what_counts(steps, monkeypatch):
     """A ring stores more rows than count: without the cut, older ones are drawn."""
     fleet = steps()
-    monkeypatch.setattr(clip_table, "_newest", lambda starts, counts, most: (starts, counts))
+    monkeypatch.setattr(TransitionReader, "_now", lambda reader: ClipRange(reader.source, reader.index.of(1)))
     with pytest.raises(AssertionError, match="older than what counts"):
         fleet.prove(fleet.open().sample(2000))
 
@@ -262,8 +262,8 @@ def test_both_large_observations_are_in_one_block_or_the_callers_arrays(steps, m
         engine, ids = fleet.writers["a"].engine, np.arange(10)
     else:
         engine = fleet.open().engine
-        engine.begin_draw()
-        ids = engine.draw_positions(30, ROW)
+        engine.look()
+        ids = engine.many.draw(30, ROW, engine.rng).positions
     batch = engine.read(ids, ROW)
     assert batch["observations"].base is batch["next_observations"].base is not None
     monkeypatch.setattr(nstep, "pair", None)

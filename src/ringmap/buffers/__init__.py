@@ -9,7 +9,9 @@
     view                                the episodes of one moment, as a dataset
     prefetch | cuts | lookup            batches drawn ahead; windows that were asked for; clips by id
     engine                              what every buffer holds: open rings, the sampler, the role of this process
-    pins, loader_state | episodes       ids that do not change, in every worker; episodes read whole
+    sharded                             the rings of a fleet, where their clips are, and what reads them
+    pins, loader_state                  ids that do not change, in every worker
+    rings | episodes                    the rings that a buffer was given; episodes read whole
     options | emit, nested | batch      valid settings; the form of the output; a batch with its ids
     base | worker_generator             what each buffer is asked; the generator of buffers of rows
 

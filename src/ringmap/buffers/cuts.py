@@ -39,6 +39,11 @@ class ClipsOfCut:
         found: ClipRange = self._of.engine.window(self._cut)
         return found
 
+    def clip_windows(self, history_len: int = 1) -> list[ClipRange]:
+        """Return the same, ring by ring."""
+        found: list[ClipRange] = self._of.engine.windows(self._cut)
+        return found
+
     @property
     def _of(self) -> Any:
         return self._buffer()

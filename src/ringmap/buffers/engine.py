@@ -6,6 +6,9 @@
                         /      \\
               rings[i]: source, reader, episodes           a single ring is a fleet of one
 
+    given          one ring, number 0: its own reader draws, places and reads (a branch that saves 25 calls a batch)
+    followed       the rings of a fleet, which come and go: ManyReader does (sharded/reader.py)
+
     opened         a Store, which writes, or a Reader, which follows the writer
     forked         its own Reader; for a buffer in RAM, the copy, which only reads
     unpickled      its own Reader; for a buffer in RAM, a Store of what was stored
@@ -22,23 +25,28 @@ import contextlib
 import functools
 import logging
 import os
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
 from ringmap.arguments import count
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.episodes import StoredEpisodes
-from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.options import check_whole, sendable
 from ringmap.buffers.pins import Pins
-from ringmap.buffers.rings import Ring
+from ringmap.buffers.rings import Ring, Rings
+from ringmap.buffers.sharded.clip_table import ClipTable, Moment
 from ringmap.buffers.sharded.commit_times import Clips, CommitTimes, in_order
-from ringmap.buffers.sharded.numbers import apart, joined
+from ringmap.buffers.sharded.learner_state import LearnerState
+from ringmap.buffers.sharded.numbers import MOST_RINGS, apart, joined
+from ringmap.buffers.sharded.priorities import FleetPriorities
+from ringmap.buffers.sharded.reader import ManyReader, Weights
+from ringmap.buffers.sharded.removal import remove_ring
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn, integers
@@ -56,11 +64,13 @@ from ringmap.clips.samplers.base import (
     generator,
     seed_key,
 )
+from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.clips.samplers.uniform import uniform
 from ringmap.datasets.base import in_range
 from ringmap.datasets.batch import worker
 from ringmap.errors import (
     ClipIndexError,
+    ClosedError,
     InputError,
     NoClipsError,
     ReadOnlyError,
@@ -76,7 +86,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.lock import describe, holder_of
 from ringmap.storage.disk.memory import MemoryDisk
 from ringmap.storage.disk.paths import local_path
-from ringmap.storage.disk.process import Forkable, before_exit
+from ringmap.storage.disk.process import Forkable, Renew, before_exit
 from ringmap.storage.disk.system import clear_reads, cores
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.read.reader import Reader
@@ -88,6 +98,7 @@ from ringmap.storage.sidecars.base import Marks
 from ringmap.storage.sidecars.priorities import PriorityFile
 
 if TYPE_CHECKING:
+    from ringmap.buffers.sharded.rings import Fleet
     from ringmap.buffers.transitions.columns import TransitionColumns
     from ringmap.storage.inspect.snapshot import Kept
 
@@ -99,7 +110,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Nest = Callable[[dict[str, Any]], dict[str, Any]]
 MakeReader = Callable[[Handle, np.random.Generator], ClipReader]
 
-_WHERE = "ReplayBuffer"
+_WHERE, _FLEET = "ReplayBuffer", "ShardedReplayBuffer"
 _EXIT_S = 5.0
 """How long the end of a process waits for a call of another thread, which may never end."""
 
@@ -118,10 +129,12 @@ class Engine(Forkable):
     For classes that build their own buffer; `ReplayBuffer.engine` is the engine of a buffer.
 
     Args:
-        source: the ring, a `Store` or a `Reader`. The engine closes it. None: a subclass finds rings by itself.
+        source: the ring, a `Store` or a `Reader`; or the rings of a fleet. The engine closes it.
         sampler: what draws; None draws uniformly.
         seed: of the generator. A writer continues from the state that the ring carries, if it carries one.
         disk: the door through which copies are written; None: the file system.
+        weights: of a fleet, how often each ring is drawn from: "clips", "equal", or name -> weight.
+        state: of a fleet, keeps the priorities of a prioritized sampler; None: they are in memory alone.
 
     Raises:
         InputError: the sampler can't be called, or the seed is not valid.
@@ -141,39 +154,51 @@ class Engine(Forkable):
         ((3, 1), 10)
     """
 
-    nest: Nest | None = None
-    """What nests the columns of an item, or of a batch, as a caller sees them; None: they stay flat."""
-
     rings: tuple[Ring, ...] = ()
     """The rings as they were opened, even if they are closed now or belonged to the parent of a forked child. Another
     tuple after each change."""
-    _redraws = 0
-    """Clips redrawn so far that no reader counts."""
+    members: Rings
+    """The rings that are open, and how they are followed."""
+    has_branch: ClassVar[bool] = True
+    """Whether a single ring is drawn from and read by its own reader; False in a test that it changes nothing."""
 
     def __init__(
         self,
-        source: Handle | None,
+        source: Handle | Fleet,
         sampler: Sampler | None = None,
         seed: int | None = None,
         *,
         disk: Disk | None = None,
+        weights: Weights = "clips",
+        state: LearnerState | None = None,
     ) -> None:
         self.disk = door(disk)
         self.threads: int | None = None
-        self.sampler: BaseSampler = NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE)
         self.rng = generator(seed, _WHERE, "seed")
         self.seed_key = seed_key(seed)
         """What the draws of workers follow from, beside their own seeds."""
         self.counter = 0
         self.numbered: tuple[Array, Array] = np.empty(0, np.int64), np.empty(0, np.int64)
         """The numbers of episodes in the last batch that had such, rising, and the names of these."""
-        self.pins = Pins()
+        self.fleet = None if isinstance(source, Handle) else source
+        """The rings, if they come and go; None: one was given."""
+        self.weights, self.state = weights, state
+        self.pins = Pins(1 if self.fleet is None else MOST_RINGS)
+        self._drawing = threading.local()
         self._draws = self._draws_stored = 0
         self._draws_as: tuple[int, np.random.SeedSequence] | None = None
         self._begun: BaseSampler | None = None
         self._make_reader: MakeReader = ClipReader
         self._times: dict[int, tuple[Ring, CommitTimes]] = {}
-        self._hold(source)
+        self.many: ManyReader | None = None
+        """What reads many rings; None: one ring, whose own reader does."""
+        if isinstance(source, Handle):
+            self._hold(source)
+        else:
+            self.members, self.many = source, ManyReader(source, self.rng, weights)
+            source.changed, source.only_known = self._adopt, self._only_known
+            self._pid, self.is_closed = os.getpid(), False
+        self.sampler = self._over_rings(NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE))
         if isinstance(source, Store):
             saved = source.carried.get("sampling")
             if saved is not None:  # the store has refused an invalid one
@@ -194,11 +219,48 @@ class Engine(Forkable):
             except (InputError, LookupError, TypeError, ValueError, ArithmeticError) as error:
                 log.warning("%s: its sampler begins anew: %s", self.owned.folder, error)
 
-    def _hold(self, source: Handle | None) -> None:
-        self.rings = () if source is None else (Ring.of(0, "", source, self._make_reader(source, self.rng)),)
+    def _hold(self, source: Handle) -> None:
+        self._give(Ring.of(0, "", source, self._make_reader(source, self.rng)))
         self._pid = os.getpid()
         self.is_closed = False
         self.pins.clear()
+
+    def _give(self, ring: Ring) -> None:
+        self.rings, self.members, self.many = (ring,), Rings((ring,)), None
+        if not self.has_branch:
+            self.many = ManyReader(self.members, self.rng)
+            self.many.adopt()
+
+    def _adopt(self, gone: list[Ring]) -> None:
+        """Read from the rings of the fleet that are open now."""
+        assert self.many is not None
+        self.many.rng = self.rng
+        self.many.adopt(gone)
+        self._times.clear()
+        self.rings = self.members.open
+        self.pins.tell(self.members)
+
+    def _only_known(self) -> bool:
+        """Learn the ring numbers that were told, and tell whether others are given by another process."""
+        self.pins.learn(self.members)
+        return self.pins.is_led
+
+    def start(self, wait_s: float) -> None:
+        """Open the rings of a fleet; wait for the first one.
+
+        Raises:
+            NoClipsError: there is none after `wait_s` seconds.
+            InputError: the same ring twice; or the sampler can't draw from so many.
+        """
+        assert self.fleet is not None
+        self.fleet.start(wait_s)
+        self._check_sampler(self.sampler)
+
+    def reset_after_fork(self, renewed: Renew) -> None:
+        """Replace the locks as well, which another thread may have held at the fork."""
+        super().reset_after_fork(renewed)
+        if (members := vars(self).get("members")) is not None:  # a thread may be making it
+            members.lock = threading.RLock()
 
     def read_with(self, make: MakeReader) -> None:
         """Read clips with readers of another kind from now on, also after a fork.
@@ -208,7 +270,7 @@ class Engine(Forkable):
                 collector comes.
         """
         self._make_reader = make
-        self.rings = tuple(replace(ring, reader=make(ring.source, self.rng)) for ring in self.rings)
+        self._give(replace(self.rings[0], reader=make(self.rings[0].source, self.rng)))
 
     # -- rings and roles ---------------------------------------------------------------------
 
@@ -224,7 +286,10 @@ class Engine(Forkable):
         Raises:
             ClosedError: the ring is closed.
             RoleError: a call of this thread is under way.
+            ReadOnlyError: there are many.
         """
+        if self.fleet is not None:
+            self.refuse(_WHERE)
         if thread.inside or thread.searching.locked() or thread.noted:
             refuse_nested(_WHERE)
         owned = self.rings[0].source
@@ -236,25 +301,40 @@ class Engine(Forkable):
         return owned
 
     def check_open(self) -> None:
-        """Raise if the buffer is closed; after a fork, open files of this process.
+        """Raise if the buffer is closed; after a fork or a pickle, open files of this process.
 
         Raises:
             ClosedError: it is closed.
         """
-        self.source  # noqa: B018 - it says so
+        fleet = self.fleet
+        if fleet is None:
+            self.source  # noqa: B018 - it says so
+            return
+        if self.is_closed:
+            raise ClosedError(f"{_FLEET}: the buffer {fleet.where} is closed; open it again")
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self.rng = np.random.default_rng()
+            assert self.many is not None
+            self.many.begin(self.rng)
+            self.pins.begin(self.pins.loader_state if worker() is not None else None)
+            fleet.reopen()
+        elif not self.pins.loader_state.is_mine and worker() is None:  # it follows no process
+            self.pins.begin()
+        fleet.start_once()
 
     def _reopen(self) -> Handle:
         """Become a live reader: the open files of the parent process are not ours."""
         self.rng = np.random.default_rng()
         if worker() is None:
-            self.pins.loader_state = LoaderState()  # it follows no process
+            self.pins.begin()  # it follows no process
         owned = self.owned
         self._hold(Reader(owned.disk, owned.folder, mapped=owned.mapped, uuid=owned.manifest.uuid))
         return self.owned
 
     @property
     def reader(self) -> ClipReader:
-        """The reader that copies clips out of the ring. Ask for `source` first: after a fork that opens another
+        """The reader that copies clips out of the single ring. Ask for `source` first: after a fork that opens another
         reader."""
         return self.rings[0].reader
 
@@ -267,7 +347,10 @@ class Engine(Forkable):
 
     def ring_at(self, number: int) -> Ring | None:
         """Return an open ring by its number, None if it is away; for a caller that has called `check_open`."""
-        return None if number else self.rings[0]
+        ring = self.members.of(number)
+        if ring is not None:
+            ring.source.recover_if_stale()
+        return ring
 
     def ring(self, number: int) -> Ring | None:
         """Return an open ring by its number, for a read of whole episodes; None: it is away."""
@@ -279,8 +362,13 @@ class Engine(Forkable):
         return ring
 
     def all_rings(self) -> tuple[Ring, ...]:
-        """Return the open rings, for a call that answers for all."""
+        """Return the open rings, for a call that answers for all.
+
+        Raises:
+            BadRingsError: others can't be read, with on_bad="raise".
+        """
         self.check_open()
+        self.members.report()
         return self.rings
 
     def rings_to_read(self) -> tuple[Ring, ...]:
@@ -301,12 +389,13 @@ class Engine(Forkable):
         return names if episodes is None else names[in_range(episodes, len(names), "episode", where)]
 
     def uuid_of(self, number: int) -> bytes:
-        """Return what names a ring in all its copies."""
-        return self.rings[0].uuid
+        """Return what names a ring in all its copies; it may be away."""
+        return self.members.uuids[number]
 
     def number_of(self, uuid: bytes) -> int | None:
-        """Return the number of the ring with this uuid; None: it is none of this buffer."""
-        return 0 if uuid == self.rings[0].uuid else None
+        """Return the number of the ring with this uuid; None: it is none of this buffer. One that is away may come
+        back."""
+        return self.members.number_of(uuid)
 
     def data(self, names: Array, evicted: Callable[[int], Exception] | None) -> dict[str, list[Any]]:
         """Return name -> one value per episode, None where it has none, of episodes named by the ids of their first
@@ -336,17 +425,32 @@ class Engine(Forkable):
         Raises:
             InputError: they do.
         """
-        if self.transitions is not None:
+        if self.transitions is None:
+            return
+        if self.fleet is not None:
             raise InputError(
-                f"TransitionReplayBuffer.{what}: it holds transitions, not episodes; read them with sample, batches, "
-                "pass_sampler or by id, and whole episodes with episode_dataset"
+                f"{_FLEET}.{what}: the rings {self.fleet.where} hold transitions, not episodes; read them with sample, "
+                "batches, pass_sampler or by id"
             )
+        raise InputError(
+            f"TransitionReplayBuffer.{what}: it holds transitions, not episodes; read them with sample, batches, "
+            "pass_sampler or by id, and whole episodes with episode_dataset"
+        )
 
     @property
     def transitions(self) -> TransitionColumns | None:
-        """The columns of rings of transitions; None: they hold episodes."""
-        columns: TransitionColumns | None = self.rings[0].reader.columns
-        return columns
+        """The columns of rings of transitions; None: they hold episodes, or it is not known yet."""
+        if self.fleet is None:
+            columns: TransitionColumns | None = self.rings[0].reader.columns
+            return columns
+        self.check_open()
+        return self.fleet.columns
+
+    @property
+    def nest(self) -> Nest | None:
+        """What nests the columns of an item, or of a batch, of a fleet of transitions; None: they stay flat."""
+        columns = None if self.fleet is None else self.fleet.columns
+        return None if columns is None or not columns.is_nested else columns.nested
 
     @property
     def is_writer(self) -> bool:
@@ -370,6 +474,12 @@ class Engine(Forkable):
         Raises:
             ReadOnlyError: always; it names who writes.
         """
+        if self.fleet is not None:
+            kind = "ReplayBuffer" if self.transitions is None else "TransitionReplayBuffer"
+            raise ReadOnlyError(
+                f"{where}: rings are only read here; open the ring to write, {kind}.open(path, mode='r+') of one of: "
+                + (", ".join(ring.folder for ring in self.rings) or f"none {self.fleet.where}")
+            )
         owned = self.owned
         if owned.disk.volatile:
             raise ReadOnlyError(
@@ -383,7 +493,9 @@ class Engine(Forkable):
 
     @property
     def path(self) -> Path | None:
-        """The directory, or None for a ring in RAM."""
+        """The directory, or the glob of a fleet; None for a ring in RAM, or a list of rings."""
+        if self.fleet is not None:
+            return Path(self.fleet.paths) if isinstance(self.fleet.paths, str) else None
         return None if self.owned.disk.volatile else Path(self.owned.folder)
 
     def check_pace(self, pace: Pace, where: str) -> None:
@@ -392,12 +504,44 @@ class Engine(Forkable):
         Raises:
             InputError: the ring is in RAM, or in another directory.
         """
-        pace.check_ring(self.path, where)
+        if self.fleet is None:  # those of a fleet are on disk, and may lie in several directories
+            pace.check_ring(self.path, where)
 
     def refresh(self) -> bool:
-        """Move a reader to the newest state; tell whether anything changed. A writer is always up to date."""
+        """Move readers to the newest state, and look for new rings; tell whether anything changed. A writer is always
+        up to date.
+
+        Raises:
+            RoleError: called by a signal handler, or a callable, in the middle of another call.
+        """
         self.pins.clear()
-        return self.source.refresh()
+        if self.many is None:
+            return self.source.refresh()
+        return self._follow(f"{_FLEET}.refresh", scan=True)
+
+    def _follow(self, where: str, scan: bool = False) -> bool:
+        """Catch up with many rings."""
+        assert self.many is not None
+        if self.fleet is not None:
+            self.fleet.refuse_nested(where)
+        self.check_open()
+        return self.many.follow(scan)
+
+    def remove(self, ring: Ring, where: str) -> None:
+        """Remove a ring of a fleet, and forget its priorities.
+
+        Raises:
+            LockedError: a process writes it.
+            EnvironmentFault: the disk fails.
+        """
+        assert self.fleet is not None
+        with self.fleet.lock:
+            remove_ring(ring.folder, where)
+            self.fleet.leave(ring)
+            if (priorities := self.priorities) is not None:
+                priorities.drop(ring.number)
+            if self.state is not None:
+                self.state.drop(ring.uuid.hex())
 
     def use(self, sampler: Sampler | None) -> None:
         """Use another sampler from now on; None draws uniformly. The replaced sampler is closed.
@@ -407,6 +551,7 @@ class Engine(Forkable):
         """
         self.check_open()
         new = self._over_rings(NO_SAMPLER if sampler is None else as_sampler(sampler, _WHERE))
+        self._check_sampler(new)
         if new.given is not self.sampler.given:
             self.sampler.close()
         self.sampler = new
@@ -416,20 +561,112 @@ class Engine(Forkable):
 
     def _over_rings(self, sampler: BaseSampler) -> BaseSampler:
         """Return the sampler in the form that draws from these rings."""
+        if self.fleet is None or sampler.given is None:
+            return sampler
+        if self.weights != "clips":
+            raise InputError(
+                f"{_FLEET}: weights={self.weights!r} contradict a {type(sampler.given).__name__}: both say how often "
+                "each clip is drawn; leave one of them out"
+            )
+        if isinstance(sampler, PrioritizedSampler):
+            assert self.many is not None
+            return FleetPriorities(sampler, self.many, self.state)
         return sampler
+
+    def _check_sampler(self, sampler: BaseSampler) -> None:
+        """Raise if a sampler can't draw from as many rings as there are.
+
+        Raises:
+            InputError: it draws by rank, or may take the highest ids for the newest clips.
+        """
+        if len(self.rings) < 2 or sampler.given is None:
+            return
+        if isinstance(sampler, FleetPriorities):
+            sampler.check_kind()
+        elif not (sampler.any_order or sampler.by_age):
+            raise InputError(
+                f"{_FLEET}: the clips of many rings have ids ring by ring, and the sampler "
+                f"{type(sampler.given).__name__} may take the highest for the newest; set any_order = True on it if it "
+                "does not, draw with a RecencySampler, or from the rings apart"
+            )
+
+    @property
+    def priorities(self) -> FleetPriorities | None:
+        """The priorities over the rings of a fleet; None: clips are drawn otherwise."""
+        return self.sampler if isinstance(self.sampler, FleetPriorities) else None
 
     # -- clips -------------------------------------------------------------------------------
 
-    def pin(self, cut: Cut, shared: bool = True) -> Pinned:
-        """Return the clips of a cut that exist; see `Pins.of`."""
-        self.source  # noqa: B018 - a closed one says so
-        self.commit_pending(_WHERE)  # workers and views of it may be elsewhere
-        return self.pins.of(self.reader, cut, shared)
+    def pin(self, cut: Cut, shared: bool = True) -> Pinned | Moment:
+        """Return the clips of a cut that exist; see `Pins.of`. To a sampler those of its draw."""
+        self.check_open()
+        if self.many is None:
+            self.commit_pending(_WHERE)  # workers and views of it may be elsewhere
+            pinned: Pinned = self.pins.of(self.members, self.rings[0].reader, cut, shared)
+            return pinned
+        self._refuse_clips(cut)
+        if getattr(self._drawing, "moments", None) is not None:
+            return self.moment(cut)
+        self.commit_pending(_WHERE)
+        moment: Moment = self.pins.of(self.members, self.many, cut, shared)
+        return moment
+
+    def moment(self, cut: Cut, view: Any = None) -> Moment:
+        """Return the clips of many rings, or those of a view: as of the draw that this thread is in, or now."""
+        moments: dict[Any, Moment] | None = getattr(self._drawing, "moments", None)
+        key = id(view), cut.anchors
+        if moments is not None and key in moments:
+            return moments[key]
+        with self.members.lock:
+            found = self.table(cut, view).moment()
+        if moments is not None:
+            moments[key] = found
+        return found
+
+    def table(self, cut: Cut, view: Any = None) -> ClipTable:
+        """Return where the clips of many rings are, or those of a view. Holds the lock of the rings."""
+        assert self.many is not None
+        table: ClipTable = self.many.table(cut) if view is None else view.table(self.members)
+        return table
+
+    def windows(self, cut: Cut, view: Any = None) -> list[ClipRange]:
+        """Return the clips of a cut that exist now, for samplers, ring by ring."""
+        self.check_open()
+        if self.many is None:
+            return [self.rings[0].reader.window(cut)]
+        return self.moment(cut, view).windows()
 
     def window(self, cut: Cut) -> ClipRange:
-        """Return the clips of a cut that exist now, for samplers. O(1)."""
-        self.source  # noqa: B018 - a closed one says so
-        return self.rings[0].reader.window(cut)
+        """Return the clips of a cut that exist now, for samplers. O(1).
+
+        Raises:
+            InputError: they are on many rings.
+        """
+        if self.many is None:
+            self.source  # noqa: B018 - a closed one says so
+            return self.rings[0].reader.window(cut)
+        return self.only(self.windows(cut))
+
+    @staticmethod
+    def only(windows: list[ClipRange]) -> ClipRange:
+        """Return the clips of the only ring.
+
+        Raises:
+            InputError: there are many.
+        """
+        if len(windows) == 1:
+            return windows[0]
+        raise InputError(
+            f"{_FLEET}: this sampler draws by position, which it can in a single ring; use one that asks for "
+            "num_valid_ends or clip_windows only, a PrioritizedSampler, or draw from the rings apart"
+        )
+
+    def _refuse_clips(self, cut: Cut) -> None:
+        """Raise if clips of several steps are asked for, and there are only transitions."""
+        if cut.span != 1 and self.members.columns is not None:
+            raise InputError(
+                f"{_FLEET}: draws single transitions, got history_len={cut.history} * frameskip={cut.frameskip}"
+            )
 
     def anchors(self, ids: Array, cut: Cut) -> Array:
         """Return the anchors of the clips with these ids, as `pin` counts them, or PINNED + position; GONE for an
@@ -438,21 +675,28 @@ class Engine(Forkable):
         Raises:
             StaleCopyError: a persistent worker has an old copy of a ring in RAM.
         """
-        source, reader = self.source, self.rings[0].reader
-        if cut.computed:  # it may draw
+        many = self.many
+        if many is None:
+            source = self.source
+            reader: ClipReader | ManyReader = self.rings[0].reader
+            if source.disk.volatile:
+                self.pins.check_copy(source.seq)
+        else:
+            self.check_open()
+            reader = many
+        if cut.computed or many is not None:  # it may draw
             self._draw_apart()
-        if source.disk.volatile:
-            self.pins.check_copy(source.seq)
         newest = max(0, highest(ids)) if len(ids) else 0
         if newest >= PINNED:
             return self.anchors_at(ids - PINNED, cut)
-        pinned = self.pins.of(reader, cut)
+        pinned = self.pins.of(self.members, reader, cut)
         ids = np.where(ids < 0, ids + pinned.count, ids)
         if newest >= pinned.count:
             # The state here may be older than that of the process that drew the ids.
             self.refresh()
-            pinned = self.pins.of(reader, cut)
-        return reader.place(ids + pinned.base, pinned, cut)
+            pinned = self.pins.of(self.members, reader, cut)
+        found: Array = reader.place(ids + pinned.base, pinned, cut)
+        return found
 
     def count(self, cut: Cut, shared: bool = True) -> int:
         """Return how many clips of a cut exist, as `pin` has them."""
@@ -461,17 +705,25 @@ class Engine(Forkable):
     @property
     def holds_episodes(self) -> bool:
         """Whether its clips are steps of episodes, not transitions."""
-        return self.rings[0].reader.holds_episodes
+        return self.transitions is None
 
     @property
     def schema(self) -> Schema | None:
         """The columns, once an episode was stored or a schema was given."""
-        return self.source.schema
+        if self.fleet is None:
+            return self.source.schema
+        self.check_open()
+        return self.fleet.schema
 
     def layout(self, cut: Cut, size: int) -> Layout:
         """Return the shape and dtype of the columns of a batch; of computed ones, once they were computed here."""
-        schema = self.source.schema
-        return {} if schema is None else self.reader.layout(cut, schema, size)
+        schema = self.schema
+        if schema is None:
+            return {}
+        if self.fleet is None:
+            return self.rings[0].reader.layout(cut, schema, size)
+        assert self.many is not None
+        return self.many.layout(cut, schema, size)
 
     def anchors_at(self, positions: Array, cut: Cut) -> Array:
         """Return the positions; GONE for one that is no anchor of the cut now.
@@ -479,6 +731,9 @@ class Engine(Forkable):
         Such a position is beyond what is stored, or comes from a pass of shorter clips: the steps around it would reach
         into another episode.
         """
+        if self.many is not None:
+            self.check_open()
+            return self.many.anchors_at(positions, cut)
         source = self.source
         if source.rows is None or (len(positions) and positions.max() + cut.after >= source.head):
             self.refresh()
@@ -492,8 +747,12 @@ class Engine(Forkable):
         """
         if len(positions) and lowest(positions) == GONE:
             self._draw_apart()
-            self.source.refresh()  # they are drawn from the newest state
-        return self.rings[0].reader.replaced(positions, cut, redraw)
+            if self.many is None:
+                self.source.refresh()  # they are drawn from the newest state
+            else:
+                self.many.follow()
+        reader = self.many or self.rings[0].reader
+        return reader.replaced(positions, cut, redraw)
 
     def read(
         self,
@@ -521,12 +780,14 @@ class Engine(Forkable):
             NoClipsError: no clip is left to draw.
             LappedError: the writer overtook this reader for 5 s without progress.
         """
-        reader, threads = self.rings[0].reader, self.threads or _threads_here()
+        reader, threads = self.many or self.rings[0].reader, self.threads or _threads_here()
+        if self.many is not None and numbers is None:
+            numbers = self.numbering(cut)
         try:
             batch = reader.at(positions, cut, out, threads, asked, crossing, redraw, numbers)
-        except (OSError, ValueError):
-            self.source  # noqa: B018 - if another thread closed it meanwhile, this says so
-            with clear_reads(_WHERE, reader.source.folder):
+        except (OSError, ValueError, NoClipsError):
+            self.check_open()  # if another thread closed it meanwhile, this says so
+            with clear_reads(_WHERE, self.members.where):
                 raise
         if thread.noted:
             end_noted()
@@ -537,7 +798,11 @@ class Engine(Forkable):
         them."""
         if not cut.computed or cut.episode_numbers is not None:
             return None
-        return EpisodeMoment(lambda: [(self.source, None)])
+        return EpisodeMoment(self._numbered)
+
+    def _numbered(self) -> list[tuple[Handle, Callable[[Array], Array] | None]]:
+        self.check_open()
+        return [(ring.source, partial(joined, ring.number) if ring.number else None) for ring in self.rings]
 
     def names_in_batch(self, numbers: Array) -> Array | None:
         """Return the names of episodes, if all these numbers are in the batch that was handed out last, else None."""
@@ -559,7 +824,7 @@ class Engine(Forkable):
 
     def want(self, positions: Array, cut: Cut) -> None:
         """Ask the disk for clips that are to be read soon, if that pays off."""
-        self.rings[0].reader.want(positions, cut)
+        (self.many or self.rings[0].reader).want(positions, cut)
 
     @property
     def num_threads(self) -> int:
@@ -575,25 +840,28 @@ class Engine(Forkable):
     @property
     def num_redraws(self) -> int:
         """Clips that this process redrew so far."""
-        return self._redraws + sum(ring.reader.num_redraws for ring in self.rings)
+        others = 0 if self.many is None else self.many.num_redraws
+        return others + sum(ring.reader.num_redraws for ring in self.rings)
 
     # -- draws -------------------------------------------------------------------------------
 
-    def begin_draw(self) -> None:
-        """Catch up with every ring, for a draw; in a worker, with the worker's own generator."""
-        self.look()
+    def look(self) -> None:
+        """Move to the newest state, for a draw; in a worker, with the worker's own generator.
 
-    def look(self) -> Handle:
-        """Move to the newest state and return the ring, for a draw; in a worker, with the worker's own generator."""
+        Raises:
+            RoleError: called by a signal handler, or a callable, in the middle of another call.
+        """
         self.pins.clear()
-        source = self.source
-        try:
-            source.refresh()
-        except OSError:
-            self.source  # noqa: B018 - as in `read`
-            raise
+        if self.many is None:
+            source = self.source
+            try:
+                source.refresh()
+            except OSError:
+                self.source  # noqa: B018 - as in `read`
+                raise
+        else:
+            self._follow(f"{_FLEET}.sample")
         self._begin_draw()
-        return source
 
     def next_step(self, step: int | None = None) -> int:
         """Count a draw, and return the step for its sampler: `step`, or the counter, which advances."""
@@ -617,73 +885,106 @@ class Engine(Forkable):
             NoClipsError: no clip is stored.
         """
         self.look()
-        step, sampler = self.next_step(step), self.sampler
+        step, sampler, many = self.next_step(step), self.sampler, self.many
+        if many is not None:
+            self._refuse_clips(cut)
         if sampler.given is None:
-            drawn = self.rings[0].reader.draw(size, cut, self.rng)
+            drawn = (many or self.rings[0].reader).draw(size, cut, self.rng)
             if drawn is None:
                 raise self._no_clips(cut)
             return drawn
-        positions, weigh = self._ask_positions(sampler, step, buffer, size, cut)
-        return Drawn(positions, None, weigh)
+        if many is None:
+            positions, weigh = self._ask_positions(sampler, step, buffer, size, cut)
+            return Drawn(positions, None, weigh)
+        return self._draw_many(buffer, size, cut, step)
 
     def draw_among(self, view: Any, size: int, cut: Cut, step: int | None = None) -> Drawn:
         """Draw `size` clips of a view, as `draw` does; one that was evicted during the draw is replaced by another of
         the view.
 
-        `view`: its `ranges` are the clips to draw from, ring by ring.
+        `view`: its `range` is the clips to draw from, of one ring; its `table` those of many.
         """
-        self.begin_draw()
-        return self._draw_view(view, size, cut, self.next_step(step))
-
-    def _draw_view(self, view: Any, size: int, cut: Cut, step: int) -> Drawn:
-        sampler = self.sampler
-        ranges: list[tuple[Ring, ClipRange]] = view.ranges()
-        counts = [clips.count for _, clips in ranges]
-        count = sum(counts)
-        if not count:
-            raise self._none_of(view)
+        self.look()
+        step, sampler = self.next_step(step), self.sampler
+        if self.many is not None:
+            return self._draw_many(view, size, cut, step, view)
+        clips: ClipRange | None = view.range()
+        if clips is None or not clips.count:
+            raise self._no_clips(cut, view)
         if sampler.given is None:
-            ids, weigh = integers(self.rng, 0, count, size), None
+            ids, weigh = integers(self.rng, 0, clips.count, size), None
         else:
             ids, weigh = draw_with(sampler, step, view, size, cut.history or 1, f"{_WHERE}.sample")
-            wrong = (ids < 0) | (ids >= count)
-            if wrong.any():
-                raise wrong_id(_WHERE, int(ids[wrong][0]), count)
-        if len(ranges) == 1:
-            drawn = _placed_among(ranges[0][1], ids, cut, self.rng)
+            self._check_ids(ids, clips.count)
+        drawn = _placed_among(clips, ids, cut, self.rng)
+        if drawn is None:
+            raise self._no_clips(cut, view)
+        return Drawn(self.replaced(drawn.positions, cut, view.redraw), drawn.crossing, weigh)
+
+    def _draw_many(self, buffer: Any, size: int, cut: Cut, step: int, view: Any = None) -> Drawn:
+        """Draw clips of many rings, or of a view of these. No lock is held while a sampler draws: what it sees is of
+        one moment, and clips that went since are found by the look after the copy."""
+        many, sampler, weigh, ids = self.many, self.sampler, None, None
+        assert many is not None
+        self._check_sampler(sampler)
+        if self.priorities is not None:
+            drawn = self.priorities.draw(size, cut, step, view)
             if drawn is None:
-                raise self._none_of(view)
-            found, crossing = self._ids_of(ranges[0][0], drawn.positions), drawn.crossing
-        else:
-            if sampler.by_age:
-                ids = self._by_age(ids, ranges)
-            ends, found, crossing = np.cumsum(counts), np.empty(size, np.int64), None
-            for which, places in groups(ends.searchsorted(ids, side="right")):
-                ring, clips = ranges[which]
-                drawn = _placed_among(clips, ids[places] - (int(ends[which]) - counts[which]), cut, self.rng)
-                if drawn is None:
-                    raise self._none_of(view)
-                found[places] = self._ids_of(ring, drawn.positions)
-        return Drawn(self.replaced(found, cut, view.redraw), crossing, weigh)
+                raise self._no_clips(cut, view)
+            return drawn
+        while ids is None:
+            moment = self.moment(cut, view)
+            if not moment.count:
+                raise self._no_clips(cut, view)
+            if sampler.given is None:
+                ids = integers(self.rng, 0, moment.count, size)
+            else:
+                ids, weigh = self._ask_ids(sampler, step, buffer, size, cut, moment, view)
+        if sampler.by_age and len(moment.numbers) > 1:
+            now = self.moment(cut, view)
+            if not now.count:
+                raise self._no_clips(cut, view)
+            ids, moment = self._by_age(np.maximum(ids + (now.count - moment.count), 0), now), now
+        with self.members.lock:
+            table = self.table(cut, view)
+        positions = many.place(ids, moment, cut, None if view is None else table)
+        return Drawn(self.replaced(positions, cut, None if view is None else view.redraw), None, weigh)
+
+    def _ask_ids(
+        self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut, moment: Moment, view: Any
+    ) -> tuple[Array | None, Weigh | None]:
+        """Return the ids of a draw in a moment, and what weighs it; no ids: rings count their clips anew since."""
+        before = getattr(self._drawing, "moments", None)
+        try:
+            self._drawing.moments = {(id(view), cut.anchors): moment}
+            ids, weigh = draw_with(sampler, step, buffer, size, cut.history or 1, f"{_WHERE}.sample")
+            self._check_ids(ids, moment.count)
+        except (LookupError, ValueError):
+            if not moment.is_outdated:
+                raise
+            return None, None
+        finally:
+            self._drawing.moments = before
+        return ids, weigh
 
     @staticmethod
-    def _none_of(view: Any) -> NoClipsError:
-        return NoClipsError(f"{_WHERE}.sample: {view.why_no_clips()}")
+    def _check_ids(ids: Array, count: int) -> None:
+        wrong = (ids < 0) | (ids >= count)
+        if wrong.any():
+            raise wrong_id(_WHERE, int(ids[wrong][0]), count)
 
-    def _ids_of(self, ring: Ring, positions: Array) -> Array:
-        """Return the ids of positions on a ring; those that are GONE stay so."""
-        return positions
-
-    def _by_age(self, ids: Array, ranges: list[tuple[Ring, ClipRange]]) -> Array:
-        """Return the ids, ring by ring, of clips that a sampler names by their order in time; `ranges`: the clips of
-        each ring."""
-        rings, times = list[Clips](), self._times
-        for ring, clips in ranges:
+    def _by_age(self, ids: Array, moment: Moment) -> Array:
+        """Return the ids, ring by ring, of clips that a sampler names by their order in time."""
+        clips, times = list[Clips](), self._times
+        rings = [self.members.of(number) for number in moment.numbers]
+        for ring, one, pinned in zip(rings, moment.ranges, moment.pinned, strict=True):
+            if ring is None or one is None or pinned is None:
+                continue
             known = times.get(ring.number)
             if known is None or known[0] is not ring:
                 known = times[ring.number] = ring, CommitTimes(ring.source)
-            rings.append(Clips(clips, known[1]))
-        return in_order(ids, rings)
+            clips.append(Clips(one.of_moment(pinned.base, pinned.end), known[1]))
+        return in_order(ids, clips)
 
     def _ask_positions(
         self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut
@@ -707,11 +1008,15 @@ class Engine(Forkable):
             raise wrong_id(_WHERE, int(numbers[wrong][0]) - pinned.base, newest.end - pinned.base)
         return self.replaced(reader.place(numbers, pinned, cut), cut), weigh
 
-    def _no_clips(self, cut: Cut) -> NoClipsError:
-        return NoClipsError(f"{_WHERE}.sample: {self.why_no_clips(cut)}")
+    def _no_clips(self, cut: Cut, view: Any = None) -> NoClipsError:
+        why = self.why_no_clips(cut) if view is None else view.why_no_clips()
+        return NoClipsError(f"{_WHERE if self.fleet is None else _FLEET}.sample: {why}")
 
     def why_no_clips(self, cut: Cut) -> str:
         """Return, in words, why no clip of this cut exists."""
+        if self.fleet is not None:
+            assert self.many is not None
+            return self.many.why_no_clips(cut)
         source = self.source
         with thread.searching, source.lock:
             return cut.why_none(source.live.whole_lengths)
@@ -725,6 +1030,8 @@ class Engine(Forkable):
             self.rng = np.random.default_rng(seeds)
             for ring in self.rings:
                 ring.reader.rng = self.rng
+            if self.many is not None:
+                self.many.rng = self.rng
 
     def _begin_draw(self) -> None:
         """Let the generator and the sampler of a worker draw apart from those of others.
@@ -829,8 +1136,13 @@ class Engine(Forkable):
             self._draws_stored = stored
 
     def flush(self, where: str, notes: Mapping[str, Any] | None = None) -> None:
-        """Force all stored data, and the small state, to the disk; noted as `close` is. For a writer only."""
+        """Force all stored data, and the small state, to the disk, or the priorities of a fleet; noted as `close` is.
+        For a writer only, or a fleet."""
         if note_nested(partial(self.flush, where, notes)):
+            return
+        if self.fleet is not None:
+            self.check_open()
+            self.sampler.flush()
             return
         store = self.writer(where)
         self.sampler.flush()
@@ -871,6 +1183,9 @@ class Engine(Forkable):
         """
         if note_nested(self.close):
             return
+        if self.fleet is not None:
+            self._close_fleet(self.fleet)
+            return
         source, mine = self.owned, self._pid == os.getpid()
         try:
             if isinstance(source, Store) and mine:
@@ -886,6 +1201,18 @@ class Engine(Forkable):
             if self.is_closed and mine:
                 self.sampler.close()
 
+    def _close_fleet(self, fleet: Fleet) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        try:
+            self.sampler.flush()
+        finally:
+            fleet.close()
+            self.sampler.close()
+            if self.state is not None:
+                self.state.close()
+
     # -- copies ------------------------------------------------------------------------------
 
     def to_send(self) -> dict[str, Any]:
@@ -894,13 +1221,16 @@ class Engine(Forkable):
         Raises:
             InputError: the sampler is a lambda or a local function.
         """
-        owned = self.owned
         state = {
             "sampler": sendable(_WHERE, "sampler", self.sampler.given),
             "threads": self.threads,
             "loader_state": self.pins.loader_state,
             "seed_key": self.seed_key,
         }
+        if self.fleet is not None:
+            kept = None if self.state is None else self.state.path
+            return {**state, "fleet": (type(self.fleet), self.fleet.to_send()), "weights": self.weights, "state": kept}
+        owned = self.owned
         if not self.is_closed:
             self.commit_pending(_WHERE)  # what this handle shows, the copy shows, too
         if not isinstance(owned, Store) or not owned.disk.volatile:
@@ -935,7 +1265,11 @@ class Engine(Forkable):
     @classmethod
     def received(cls, state: Mapping[str, Any]) -> Engine:
         """Return an engine of this process from what another process sent."""
-        if "path" in state:
+        if "fleet" in state:
+            kept = None if state["state"] is None else LearnerState(state["state"], False, DISK)
+            kind, fleet = state["fleet"]
+            engine = cls(kind.received(fleet), state["sampler"], weights=state["weights"], state=kept)
+        elif "path" in state:
             source = Reader(DISK, state["path"], mapped=state["mapped"], uuid=state["uuid"])
             engine = cls(source, state["sampler"])
         else:

@@ -1,91 +1,157 @@
 """Pins the set of clips, so that ids do not change, and tells it to the workers of a loader.
 
-    the loader's process   pin ----> state       writer: as of now
-                                       |         reader: as of its last refresh
-    a worker               pin <-------+         as of the moment of the loader's process
+    ids      0 ......... 29 | 30 ... 49 | 50 ...       of the pinned clips of ring 0, ring 1, ...
 
-Invariants: the ids of a reader do not change until it is refreshed; a worker counts clips as the process that owns its
-loader. Not here: what copies the clips (clips/gather.py), the shared memory (loader_state.py).
+    the loader's process   moment -> told        writer: as of now; reader: as of its last refresh
+    a worker               moment <- told        as of the moment of the loader's process
+
+    told     is there a moment · newest commit of a ring in RAM · how many rings · uuid, head, clips of each
+
+Invariants: the ids of a reader do not change until it is refreshed, also if a ring leaves; a worker counts clips as the
+process that owns its loader, and numbers no ring that this process has not numbered.
+Not here: what copies the clips (clips/gather.py, sharded/reader.py), the shared memory (loader_state.py).
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from ringmap.buffers.loader_state import LoaderState
+from ringmap.buffers.rings import Rings
 from ringmap.clips.cut import Cut
-from ringmap.clips.gather import ClipReader, Pinned
 from ringmap.datasets.batch import worker
 from ringmap.errors import StaleCopyError
-from ringmap.storage.disk.calls import thread
-from ringmap.storage.ring.ring import Position
 
 __all__ = ["Pins", "outlives_its_pass"]
 
-_NEWEST, _STANDS = 0, 1
+_EACH = 4
+"""Numbers told of each ring: two halves of its uuid, its head, its clips."""
+
+
+class Reads(Protocol):
+    """What counts clips: a reader of one ring, or of many."""
+
+    def pin(self, cut: Cut) -> Any:
+        """Return the clips that exist, which say their `heads`."""
+        ...
+
+    def pin_as(self, heads: list[tuple[int, int]], cut: Cut) -> Any:
+        """Return the clips of the moment of another process."""
+        ...
 
 
 class Pins:
-    """The pinned moments of one ring, by what decides which steps are anchors."""
+    """The pinned moments of some rings, by what decides which steps are anchors.
 
-    def __init__(self) -> None:
-        self.loader_state = LoaderState()
+    Args:
+        most: how many rings there may be. Shared memory has room for all; pages that no ring needs take none.
+    """
+
+    def __init__(self, most: int = 1) -> None:
+        self._most = most
+        self.loader_state = self._new_state()
         self.copied: int | None = None
         """For a copy of a ring in RAM: the commit that it was copied at."""
-        self._of: dict[tuple[int, int, int, bool], Pinned] = {}
-        self._told: tuple[int, ...] = ()
+        self._of: dict[tuple[Any, ...], Any] = {}
+        self._shared: Any = None
+        self._generation = 0
         self._fetcher: Any = None
+
+    def _new_state(self) -> LoaderState:
+        return LoaderState(numbers=3 + _EACH * self._most)
+
+    def begin(self, state: LoaderState | None = None) -> None:
+        """Forget all moments. `state`: of the process that owns the loader; None: this process owns its own."""
+        self.loader_state, self._shared = state or self._new_state(), None
+        self._of.clear()
+
+    @property
+    def is_led(self) -> bool:
+        """Whether another process numbers the rings, and pins."""
+        return not self.loader_state.is_mine and worker() is not None
 
     def clear(self) -> None:
         """Let the next look use the newest state."""
         self._of.clear()
 
-    def of(self, reader: ClipReader, cut: Cut, shared: bool = True) -> Pinned:
-        """Return the clips that exist: for a writer now, for a reader at its last refresh.
+    def of(self, rings: Rings, reader: Reads, cut: Cut, shared: bool = True) -> Any:
+        """Return the clips that exist: for a writer now, for readers at their last refresh.
 
         A reader advances internally when it redraws; its length and ids must not change.
 
         Args:
-            reader: of the ring.
+            rings: that are read.
+            reader: of these.
             cut: of the clips.
             shared: whether this is the cut of the loader's clips, which workers count as its process does.
         """
-        source = reader.source
-        if source.writable:
+        if rings.is_written:
             return reader.pin(cut)
-        state = self.loader_state
-        if not state.is_mine:
-            if worker() is not None and shared:
-                return self._as_told(reader, cut)
-            state = self.loader_state = LoaderState() if worker() is None else state
-        pinned = self._of.get(cut.anchors)  # another thread may drop it meanwhile
-        if pinned is None:
-            with thread.searching, source.lock:  # or another thread's moment could be told after this one
-                self._of[cut.anchors] = pinned = reader.pin_here(cut)
-                if state.is_mine and shared:
-                    state.tell(_STANDS, pinned.head, pinned.count)
-        return pinned
+        if not self.loader_state.is_mine:
+            if worker() is None:
+                self.begin()
+            elif shared:
+                return self._as_told(rings, reader, cut)
+        moment = self._of.get(cut.anchors)  # another thread may drop it meanwhile
+        if moment is None:
+            with rings.lock:  # or another thread's moment could be told after this one
+                self._of[cut.anchors] = moment = reader.pin(cut)
+                if shared:
+                    self._shared = moment
+                    self.tell(rings)
+        return moment
 
-    def _as_told(self, reader: ClipReader, cut: Cut) -> Pinned:
-        told = self.loader_state.told()
-        generation, how, head, count = told[:4]
-        if not generation or how == _NEWEST:
-            reader.source.refresh()
-            return reader.pin(cut)
-        pinned = self._of.get(cut.anchors)
-        if told != self._told or pinned is None:
-            self._told = told
-            if reader.source.head < head:
-                reader.source.refresh()
-            pinned = reader.pin_before(Position(head), count, cut)
-            self._of[cut.anchors] = pinned
-        return pinned
+    def _as_told(self, rings: Rings, reader: Reads, cut: Cut) -> Any:
+        state, moment = self.loader_state, self._of.get(cut.anchors)
+        if moment is not None and state.generation == self._generation:
+            return moment
+        with rings.lock:
+            generation = state.generation
+            heads = self.learn(rings)
+            if heads is None:
+                rings.follow()
+                return reader.pin(cut)
+            if generation != self._generation:
+                self._of.clear()
+            self._of[cut.anchors] = moment = reader.pin_as(heads, cut)
+            self._generation = generation
+            return moment
+
+    def tell(self, rings: Rings) -> None:
+        """Tell workers the numbers of the rings, and the clips of the last shared moment."""
+        if not self.loader_state.is_mine:
+            return
+        moment, uuids = self._shared, rings.uuids
+        heads = {} if moment is None else moment.heads
+        numbers = [int(moment is not None), 0, len(uuids)]
+        for number, uuid in enumerate(uuids):
+            numbers += [*np.frombuffer(uuid.ljust(16, b"\0"), np.int64).tolist(), *heads.get(number, (0, 0))]
+        self.loader_state.tell(*numbers)
+
+    def learn(self, rings: Rings) -> list[tuple[int, int]] | None:
+        """Take over the ring numbers that were told; return head and clips of each ring in the moment that was, None
+        for none."""
+        if not self.is_led:
+            return None
+        told, uuids = self.loader_state.told(), rings.uuids
+        generation, is_moment, _, count = told[:4]
+        if not generation:
+            return None
+        heads = []
+        for number in range(count):
+            at = 4 + _EACH * number
+            if number == len(uuids):
+                uuids.append(np.array(told[at : at + 2], np.int64).tobytes())
+            heads.append((told[at + 2], told[at + 3]))
+        return heads if is_moment else None
 
     def tell_copies(self, seq: int) -> None:
         """Tell copies of a ring in RAM the commit of the original."""
         if self.loader_state.is_mine:
-            self.loader_state.tell(_NEWEST, 0, 0, seq)
+            self.loader_state.tell(0, seq, 0)
 
     def check_copy(self, seq: int) -> None:
         """Raise in a persistent worker that would return an old copy, of commit `seq`, of a ring in RAM."""
@@ -97,7 +163,7 @@ class Pins:
             self._fetcher = fetcher
             if self.copied is None:
                 self.copied = seq
-        elif fetcher is not self._fetcher and told[0] and told[4] != self.copied:  # another pass
+        elif fetcher is not self._fetcher and told[0] and told[2] != self.copied:  # another pass
             raise StaleCopyError(
                 "ReplayBuffer: this worker has a copy of a buffer in RAM from when it started, and the buffer was "
                 "written since; make the loader with persistent_workers=False, or give the buffer a path="

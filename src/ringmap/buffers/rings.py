@@ -1,14 +1,16 @@
-"""An open ring, as the engine of a buffer reads it.
+"""The open rings of a buffer, as its engine reads them.
 
-    Ring    source (files) · reader (clips) · episodes (read whole)
+    Rings                                                              those that a buffer was given, for life
+      Ring    source (files) · reader (clips) · episodes (read whole)
 
 Invariants: of ring 0 an id is the position itself, and the ring of a buffer of its own is ring 0; a fork replaces a
 ring by another one.
-Not here: which rings a fleet has (sharded/rings.py), clips (clips/).
+Not here: rings that come and go (sharded/rings.py), clips (clips/).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -28,7 +30,7 @@ from ringmap.storage.ring.links import NONE
 if TYPE_CHECKING:
     from ringmap.storage.inspect.check import Finding
 
-__all__ = ["Ring"]
+__all__ = ["Ring", "Rings"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -135,3 +137,72 @@ class Ring:
         """Close the files of a ring that is only read."""
         if self.source.is_open:
             self.source.close()
+
+
+class Rings:
+    """The rings that a buffer was given, which stay open as long as it is.
+
+    Args:
+        rings: in the order of their numbers.
+    """
+
+    columns: Any = None
+    """The columns of transitions; None for rings of episodes, and while no columns are known."""
+
+    def __init__(self, rings: tuple[Ring, ...]) -> None:
+        self._rings, self._changes = rings, np.zeros(len(rings), np.int64)
+        self.is_written = any(ring.source.writable for ring in rings)
+        """Whether this process writes one of them."""
+        self.lock = threading.RLock()
+        """Held where moments and draws of many rings are counted."""
+
+    @property
+    def open(self) -> tuple[Ring, ...]:
+        """The rings, in the order of their numbers: another tuple when others are open."""
+        return self._rings
+
+    @property
+    def changes(self) -> Array:
+        """How often each of them changed, at most."""
+        return self._changes
+
+    @property
+    def uuids(self) -> list[bytes]:
+        """What names the rings, by their numbers."""
+        return [ring.uuid for ring in self._rings]
+
+    @property
+    def n_step(self) -> int:
+        """Number of rewards summed per transition."""
+        return 1
+
+    @property
+    def why(self) -> str:
+        """What is wrong with the rings that can't be read, for the end of a sentence; "" if there are none."""
+        return ""
+
+    @property
+    def where(self) -> str:
+        """Where they are, in words."""
+        return ", ".join(ring.folder for ring in self._rings)
+
+    def of(self, number: int) -> Ring | None:
+        """Return an open ring by its number; None: it is away."""
+        return self._rings[number] if number < len(self._rings) else None
+
+    def number_of(self, uuid: bytes) -> int | None:
+        """Return the number of the ring with this uuid; None: it is none of these."""
+        return next((ring.number for ring in self._rings if ring.uuid == uuid), None)
+
+    def follow(self, scan: bool = False) -> bool:
+        """Catch up with every ring; tell whether anything changed. `scan`: whether to look for new ones."""
+        changed = [ring.source.refresh() for ring in self._rings]
+        self._changes = self._changes + 1  # a writer's own changes are not told
+        return any(changed)
+
+    def report(self) -> None:
+        """Say what is wrong with rings that are not open: here all are."""
+
+    def drop(self, ring: Ring, error: Exception) -> None:
+        """Raise the error of a ring: the buffer can't go on without it."""
+        raise error

@@ -16,7 +16,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -168,6 +168,11 @@ class Sampled(RingBuffer, PassBuffer, Dataset):
         """Return the clips of `history_len` observations that exist now, for samplers. O(1)."""
         length = positive(f"{type(self).__name__}.clip_window", "history_len", history_len)
         return self.engine.window(Cut.clip(length, self.frameskip))
+
+    def clip_windows(self, history_len: int) -> list[ClipRange]:
+        """Return the same ring by ring: the ids of the clips of each follow those of the one before."""
+        length = positive(f"{type(self).__name__}.clip_windows", "history_len", history_len)
+        return self.engine.windows(Cut.clip(length, self.frameskip))
 
     @property
     def holds_episodes(self) -> bool:
@@ -417,17 +422,19 @@ class Sampled(RingBuffer, PassBuffer, Dataset):
         row_nbytes = sum(spec.row_nbytes for spec in schema.columns) if schema is not None else 0
         most = max(2.0, memory_left() / 2 / max(1, row_nbytes))
 
-        def tell(number: int, length: int) -> None:
+        def tell(before: int, number: int, length: int) -> None:
             warnings.warn(
-                f"{where}: episode {number} of {length} steps ({length * row_nbytes >> 20} MiB) does not fit into "
-                f"memory twice: it is written as several episodes of up to {int(most / 2)} steps, with {FIRST_STEP!r} "
-                "in their data",
+                f"{where}: episode {before + number} of {length} steps ({length * row_nbytes >> 20} MiB) does not fit "
+                f"into memory twice: it is written as several episodes of up to {int(most / 2)} steps, with "
+                f"{FIRST_STEP!r} in their data",
                 stacklevel=3,
             )
 
         rings = self.engine.rings_to_read()
+        firsts = accumulate((ring.num_episodes for ring in rings), initial=0)
         episodes: Iterable[Any] = chain.from_iterable(
-            ring.episodes.each(most, tell, chosen.supports_episode_data) for ring in rings
+            ring.episodes.each(most, partial(tell, first), chosen.supports_episode_data)
+            for ring, first in zip(rings, list(firsts), strict=False)
         )
         if progress:
             episodes = bar(episodes, self.num_episodes, f"dump to {chosen.name}")

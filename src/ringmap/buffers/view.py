@@ -35,7 +35,8 @@ from ringmap.buffers.options import sendable
 from ringmap.buffers.passes import PassSampler
 from ringmap.buffers.pins import outlives_its_pass
 from ringmap.buffers.prefetch import Batches, drawn_ahead
-from ringmap.buffers.rings import Ring
+from ringmap.buffers.rings import Ring, Rings
+from ringmap.buffers.sharded.clip_table import ClipTable
 from ringmap.buffers.sharded.numbers import apart, joined
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
@@ -168,6 +169,7 @@ class BufferView(Dataset):
         self.starts = starts
         """Id of the first step of each episode, also if that was evicted."""
         self._left: dict[int, tuple[Handle, int, ClipIndex]] = {}
+        self._table: ClipTable | None = None
         if cut is not None and cut.computed:
             cut = replace(cut, episode_numbers=EpisodeNumbers(starts))
         self._cut = cut
@@ -648,27 +650,54 @@ class BufferView(Dataset):
     def num_valid_ends(self, history_len: int | None = None) -> int:
         """Return the number of clips that can be drawn: those of episodes that are still stored, on rings that are
         open."""
-        return sum(clips.count for _, clips in self.ranges())
-
-    def ranges(self) -> list[tuple[Ring, ClipRange]]:
-        """Return the clips of the view that are still stored, ring by ring: those of each ring follow each other."""
-        view, found = self._now(), list[tuple[Ring, ClipRange]]()
-        engine, cut = view.engine, view.cut
+        engine = self.engine
         engine.check_open()
-        for number, episodes in view._parts:
-            ring = engine.ring_at(number)
-            if ring is None or not len(episodes.starts):
-                continue
-            source = ring.source
-            with thread.searching, source.lock:
-                live, left = source.live, view._left.get(number)
-                if left is None or left[0] is not source or left[1] != live.era:
-                    left = view._left[number] = source, live.era, ClipIndex(_among(episodes, live))
-                index = left[2]
-                index.live.evict_before(source.tail)
-                clips = ClipRange(source, index.of(cut.span, cut.least, cut.across), before=cut.before)
-            found.append((ring, clips))
-        return found
+        if engine.many is not None:
+            return engine.moment(self.cut, self).count
+        clips = self.range()
+        return 0 if clips is None else clips.count
+
+    def range(self) -> ClipRange | None:
+        """Return the clips of a view of one ring that are still stored; None: there are none. For a caller that has
+        called `check_open`."""
+        return self._now()._range_on(self.engine.rings[0])
+
+    def table(self, rings: Rings) -> ClipTable:
+        """Return where the clips of the view are that are still stored, on the rings that are open. Holds their
+        lock."""
+        view = self._now()
+        table = view._table
+        if table is None or table.rings is not rings.open:
+            table = view._table = ClipTable(rings.open, view._range_on)
+        table.follow(rings)
+        return table
+
+    def _range_on(self, ring: Ring) -> ClipRange | None:
+        """Return the clips of the view on a ring that are still stored."""
+        for number, episodes in self._parts:  # noqa: B007 - the one of this ring
+            if number == ring.number:
+                break
+        else:
+            return None
+        if not len(episodes.starts):
+            return None
+        source, cut = ring.source, self.cut
+        source.recover_if_stale()
+        with thread.searching, source.lock:
+            live, left = source.live, self._left.get(ring.number)
+            if left is None or left[0] is not source or left[1] != live.era:
+                left = self._left[ring.number] = source, live.era, ClipIndex(_among(episodes, live))
+            index = left[2]
+            index.live.evict_before(source.tail)
+            return ClipRange(source, index.of(cut.span, cut.least, cut.across), before=cut.before)
+
+    def clip_windows(self, history_len: int = 1) -> list[ClipRange]:
+        """Return the clips of the view whose episodes are still stored, for samplers, ring by ring."""
+        self.engine.check_open()
+        if self.engine.many is not None:
+            return self.engine.windows(self.cut, self)
+        clips = self.range()
+        return [] if clips is None else [clips]
 
     def clip_window(self, history_len: int = 1) -> ClipRange:
         """Return the clips of the view whose episodes are still stored, for samplers.
@@ -676,8 +705,7 @@ class BufferView(Dataset):
         Raises:
             InputError: they are on many rings.
         """
-        ranges = self.ranges()
-        return ranges[0][1] if len(ranges) == 1 else self.engine.window(self.cut)
+        return self.engine.only(self.clip_windows(history_len))
 
     def redraw(self, count: int) -> Array:
         """Return the anchors of `count` clips, as `engine` reads them, drawn uniformly from those that are still
@@ -686,22 +714,18 @@ class BufferView(Dataset):
         Raises:
             NoClipsError: all were evicted, or their rings are away.
         """
-        rng, ranges, drawn = self.engine.rng, self.ranges(), list[Array]()
-        counts = np.array([clips.count for _, clips in ranges], np.float64)
-        shares = [count]
-        if len(ranges) != 1:
-            shares = rng.multinomial(count, [*(counts / max(1.0, counts.sum())), 0.0]).tolist()[:-1]
-        for (ring, clips), share in zip(ranges, shares, strict=False):
-            if not share:
-                continue
+        engine, found = self.engine, None
+        engine.check_open()
+        if engine.many is not None:
+            with engine.members.lock:
+                found = self.table(engine.members).draw(count, None, engine.rng)
+        elif (clips := self.range()) is not None:
             with thread.searching, clips.lock:
                 clips.follow()
-                found = clips.draw(share, rng)
-            if found is not None:
-                drawn.append(joined(ring.number, found) if ring.number else found)
-        if sum(map(len, drawn)) < count:
+                found = clips.draw(count, engine.rng)
+        if found is None:
             raise NoClipsError(f"BufferView: {self.why_no_clips()}")
-        return drawn[0] if len(drawn) == 1 else np.concatenate(drawn)[rng.permutation(count)]
+        return found
 
     def why_no_clips(self) -> str:
         """Return, in words, why no clip of the view can be drawn."""
@@ -880,7 +904,7 @@ class BufferView(Dataset):
             sendable(type(self).__name__, f"window[{name!r}]", function)
         if self._moves is not None:
             sendable(type(self).__name__, "where", self._moves.where)
-        return {**super().__getstate__(), "_newer": None, "_left": {}}
+        return {**super().__getstate__(), "_newer": None, "_left": {}, "_table": None}
 
     def __repr__(self) -> str:
         return (

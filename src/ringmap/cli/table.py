@@ -36,7 +36,7 @@ def rows_at(path: str, where: str) -> list[Row]:
     if kind_of(path, where) != FLEET:
         return rows_of(dataset)
     with dataset as rings:
-        found = [(r.name, row) for r in rings.engine.each() for row in rows_of(episodes_at(r.folder, where))]
+        found = [(r.name, row) for r in rings.engine.rings for row in rows_of(episodes_at(r.folder, where))]
     return [{**row, "episode": n, "ring": name} for n, (name, row) in enumerate(found)]
 
 

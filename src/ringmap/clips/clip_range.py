@@ -62,6 +62,14 @@ class ClipRange:
         if self.capacity is not None:
             self.base = ClipNumber(max(self.base, self.end - self.capacity))
 
+    def of_moment(self, base: ClipNumber, end: ClipNumber) -> ClipRange:
+        """Return the clips `[base, end)` of the same index."""
+        made = ClipRange.__new__(ClipRange)
+        for name in self.__slots__:
+            setattr(made, name, getattr(self, name))
+        made.base, made.end = base, end
+        return made
+
     @property
     def count(self) -> int:
         """Number of clips: ids are in `[0, count)`."""

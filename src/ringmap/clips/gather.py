@@ -13,7 +13,7 @@ Not here: which clips are requested (samplers), which steps they hold (cut.py), 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -82,6 +82,11 @@ class Pinned:
     def count(self) -> int:
         """Number of clips."""
         return self.end - self.base
+
+    @property
+    def heads(self) -> dict[int, tuple[int, int]]:
+        """Ring number -> head and number of clips: what other processes need to know of this moment."""
+        return {0: (self.head, self.count)}
 
 
 class ClipReader(Forkable):
@@ -266,12 +271,16 @@ class ClipReader(Forkable):
         good = self.starts(positions, cut)
         return positions if all_true(good) else np.where(good, positions, GONE)
 
-    def pin_before(self, head: Position, count: int, cut: Cut) -> Pinned:
-        """Return the `count` clips of the episodes that start before position `head`: the moment of another process."""
+    def pin_as(self, heads: Sequence[tuple[int, int]], cut: Cut) -> Pinned:
+        """Return the clips of the moment of another process, given head and number of clips of each ring, of one here:
+        those of the episodes that start before the head."""
+        ((head, count),) = heads
+        if self.source.head < head:
+            self.source.refresh()
         with thread.searching, self.source.lock:
             index = self.index.of(cut.span, cut.least, cut.across)
-            end = index.end_before(head)
-            return Pinned(ClipNumber(end - count), end, index.numbering, head)
+            end = index.end_before(Position(head))
+            return Pinned(ClipNumber(end - count), end, index.numbering, Position(head))
 
     def place(self, numbers: Array, pinned: Pinned, cut: Cut) -> Array:
         """Return the anchors of the clips with these numbers; GONE for an evicted one."""

@@ -260,6 +260,13 @@ class SpanIndex:
         at = int(ends.searchsorted(number, side="right"))
         return self.live.starts[at:], ends[at:].copy()
 
+    def pieces(self, number: int) -> tuple[Array, Array]:
+        """Return the ends of the episodes from that of a clip number on, and what leads from the numbers of their clips
+        to positions. Copies; of an index that is not joined."""
+        ends = self._ends.span(self.first, self.last)
+        at = int(ends.searchsorted(number, side="right"))
+        return ends[at:].copy(), self._shifts.span(self.first, self.last)[at:].copy()
+
     def _find(self, numbers: Array) -> Array:
         """Return, for each clip number in `[base, end)`, the index of its episode."""
         ends = self._ends.span(self.first, self.last)

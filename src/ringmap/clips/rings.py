@@ -11,7 +11,7 @@ Invariants: a tail counts only while the state of its ring is the one that was s
 `HELD_S` seconds at most, as where a reader validates a copy itself; a ring whose tail can't be read has lost every row.
 A clip is in the place in which it was asked for; one counts only if it is live once all rings were copied.
 Not here: which rings are open (buffers/sharded/rings.py), what is read at the slots (gather.py), what becomes of lost
-clips, and of a ring that fails (buffers/sharded/engine.py).
+clips, and of a ring that fails (buffers/sharded/reader.py).
 """
 
 from __future__ import annotations

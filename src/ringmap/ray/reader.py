@@ -97,7 +97,7 @@ class Reader:
         if folders != self._folders:
             if self._buffer is None:
                 self._buffer = self._open(folders)
-            members = self._buffer.engine.members
+            members = self._buffer.fleet
             members.paths = folders
             for ring in members.open:
                 if ring.folder not in folders:  # another node reads it
@@ -143,7 +143,7 @@ class Reader:
         assert batch.ids is not None
         priorities = buffer.engine.priorities
         masses = None if priorities is None else priorities.masses(batch.ids)
-        return Part(dict(batch), batch.ids, list(buffer.engine.members.numbers.uuids), masses)
+        return Part(dict(batch), batch.ids, list(buffer.fleet.numbers.uuids), masses)
 
     def update(self, changes: Sequence[Changed]) -> int:
         """Set priorities of clips; return how many: those evicted, and those of rings that are not open here, are
@@ -152,7 +152,7 @@ class Reader:
             buffer = self._opened()
         except NoClipsError:
             return 0
-        numbers = buffer.engine.members.numbers
+        numbers = buffer.fleet.numbers
         known = [change for change in changes if change[0] in numbers]
         if not known:
             return 0

@@ -26,12 +26,13 @@ import numpy as np
 
 from ringmap.arguments import fraction, positive
 from ringmap.buffers.batch import Batch
+from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.options import Options, check_reads, sendable
 from ringmap.buffers.rings import Ring
 from ringmap.buffers.sampled import Sampled
-from ringmap.buffers.sharded.engine import ShardEngine, Weights
 from ringmap.buffers.sharded.learner_state import LearnerState
 from ringmap.buffers.sharded.numbers import RingNumbers
+from ringmap.buffers.sharded.reader import Weights
 from ringmap.buffers.sharded.removal import idle_s, remove_ring
 from ringmap.buffers.sharded.rings import Fleet, as_paths
 from ringmap.clips.cut import Cut
@@ -121,10 +122,10 @@ class ShardedReplayBuffer(Sampled):
         history_len: observations per clip; None: as the first ring has stored.
         frameskip: stride between the observations of a clip; None: as the first ring has stored.
         sampler: a `PrioritizedSampler`, whose priorities then span all rings; a `RecencySampler`, which goes by the
-            times of commits (those of one machine agree); a `UniformSampler`; a mixture of the last two; or `fn(step,
-            buffer, batch_size, history_len) -> ids` with the attribute `any_order = True`: ids run ring by ring, so the
-            highest are not the newest clips. None draws by `weights`. Samplers that draw by episode or position are
-            refused when they draw.
+            times of commits (those of one machine agree); a `UniformSampler`, `EpisodeSampler` or `EpochSampler`; a
+            mixture of all but the first; or `fn(step, buffer, batch_size, history_len) -> ids` with the attribute
+            `any_order = True`: ids run ring by ring, so the highest are not the newest clips. None draws by `weights`.
+            No lock is held meanwhile: what a sampler counts is of one moment. Over one ring any sampler draws.
         transform: dict -> dict, applied to each clip read by index or DataLoader, not to `sample`.
         weights: how often `sample` draws from a ring: "clips": every clip of all rings is equally likely; "equal":
             every ring with clips is; name -> weight, as `shards` names them (a ring without one is not drawn from).
@@ -199,8 +200,6 @@ class ShardedReplayBuffer(Sampled):
         (True, [0, 1])
     """
 
-    engine: ShardEngine
-
     def __init__(
         self,
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -249,13 +248,14 @@ class ShardedReplayBuffer(Sampled):
             )
         rings = Fleet(as_paths(paths), {"reads": reads}, on_bad, RingNumbers(), sums, asked, told)
         shares = _weights(weights)
-        kept = None if state is None else LearnerState(local_path(state), write=True)
+        kept = None if state is None else LearnerState(local_path(state), True, door(None))
         try:
-            self.engine = ShardEngine(rings, shares, sampler, seed, threads, kept)
+            self.engine = Engine(rings, sampler, seed, weights=shares, state=kept)
         except BaseException:
             if kept is not None:
                 kept.close()
             raise
+        self.engine.threads = threads
         self.transform, self.pace = transform, pace
         try:
             self.engine.start(float(wait_s))
@@ -270,10 +270,22 @@ class ShardedReplayBuffer(Sampled):
     # -- rings --------------------------------------------------------------------------------
 
     @property
+    def fleet(self) -> Fleet:
+        """The rings that are open, and how they are followed: for classes that build their own buffer."""
+        fleet = self.engine.fleet
+        assert fleet is not None
+        return fleet
+
+    def _open(self) -> tuple[Ring, ...]:
+        """Return the rings that are open, whatever is wrong with others."""
+        self.engine.check_open()
+        return self.engine.rings
+
+    @property
     def shards(self) -> list[Shard]:
         """The rings, by name, also those that can't be read. Looks at each writer's lock."""
         found, cut = [], self.cut
-        for ring in self.engine.each():
+        for ring in self._open():
             source = ring.source
             with thread.searching, source.lock:
                 live = source.live
@@ -298,7 +310,7 @@ class ShardedReplayBuffer(Sampled):
                     ring.number,
                 )
             )
-        for bad in list(self.engine.members.problems.values()):
+        for bad in list(self.fleet.problems.values()):
             why = str(bad.error)
             found.append(Shard(bad.name, Path(bad.folder), 0, 0, 0, 0, None, None, bad.redraws, why))
         return sorted(found, key=lambda shard: shard.name)
@@ -318,8 +330,8 @@ class ShardedReplayBuffer(Sampled):
             EnvironmentFault: the disk fails, or does not allow it.
         """
         where = "ShardedReplayBuffer.remove_ring"
-        rings = {ring.name: ring for ring in self.engine.each()}
-        bad = {one.name: one for one in self.engine.members.problems.values()}
+        rings = {ring.name: ring for ring in self._open()}
+        bad = {one.name: one for one in self.fleet.problems.values()}
         if name in rings:
             self.engine.remove(rings[name], where)
         elif name in bad:
@@ -332,13 +344,13 @@ class ShardedReplayBuffer(Sampled):
     def reward_at(self) -> str | None:  # type: ignore[override]
         """Where rewards stand in the rings, as for `ReplayBuffer`; None where that is not known, as before the first
         episode."""
-        return self.engine.members.facts.reward_at
+        return self.fleet.facts.reward_at
 
     @property
     def fps(self) -> Fraction | None:  # type: ignore[override]
         """Steps per second of the rings that know it, or as named; None where that is not known, as before the first
         episode."""
-        return self.engine.members.facts.fps
+        return self.fleet.facts.fps
 
     @property
     def ring_paths(self) -> list[Path]:
@@ -434,11 +446,9 @@ class ShardedReplayBuffer(Sampled):
         name, with the reason.
         """
         found = [
-            replace(finding, file=f"{ring.name}/{finding.file}")
-            for ring in self.engine.each()
-            for finding in ring.check()
+            replace(finding, file=f"{ring.name}/{finding.file}") for ring in self._open() for finding in ring.check()
         ]
-        found += [Finding(bad.name, str(bad.error)) for bad in self.engine.members.problems.values()]
+        found += [Finding(bad.name, str(bad.error)) for bad in self.fleet.problems.values()]
         return [*found, *(Finding("memory", fault) for fault in self.engine.sampler.check())]
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
@@ -509,15 +519,15 @@ class ShardedReplayBuffer(Sampled):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({**state, "engine": ShardEngine.received(state["engine"])})
+        self.__dict__.update({**state, "engine": Engine.received(state["engine"])})
 
     @property
     def _num_open(self) -> int:
         """Episodes of the rings that are open, whatever is wrong with others."""
-        return sum(ring.num_episodes for ring in self.engine.each())
+        return sum(ring.num_episodes for ring in self._open())
 
     def _card(self) -> dict[str, str]:
-        rings = len(list(self.engine.each()))
+        rings = len(self._open())
         counts = {"transitions": f"{self.num_steps_stored:,}"}
         if self.engine.transitions is None:
             counts = {
@@ -529,19 +539,19 @@ class ShardedReplayBuffer(Sampled):
             "rings": f"{rings:,}",
             **counts,
             "columns": columns,
-            "path": self.engine.members.where,
+            "path": self.fleet.where,
         }
 
     def __repr__(self) -> str:
-        where = self.engine.members.where
+        where = self.fleet.where
         with contextlib.suppress(ClosedError):
             if self.engine.transitions is not None:
                 return (
-                    f"ShardedReplayBuffer(rings={len(list(self.engine.each()))}, transitions={self.num_steps_stored}, "
-                    f"n_step={self.engine.members.n_step}, columns={self.column_names}, {where})"
+                    f"ShardedReplayBuffer(rings={len(self._open())}, transitions={self.num_steps_stored}, "
+                    f"n_step={self.fleet.n_step}, columns={self.column_names}, {where})"
                 )
             return (
-                f"ShardedReplayBuffer(rings={len(list(self.engine.each()))}, episodes={self._num_open}, "
+                f"ShardedReplayBuffer(rings={len(self._open())}, episodes={self._num_open}, "
                 f"steps={self.num_steps_stored}, history_len={self.num_steps}, frameskip={self.frameskip}, "
                 f"columns={self.column_names}, {where})"
             )

@@ -1,109 +1,201 @@
-"""Where the clips of all rings are: one search for a draw, however many rings there are.
+"""Where clips are on many rings: one search for a draw, however many rings there are.
 
-    ring 0: clips [0, 30)    ring 1: clips [30, 50)    ...        counts
+    ring 0: clips [0, 30)    ring 1: clips [30, 50)    ...        a moment: what ids mean
     episodes of all rings    ends   12 30 | 41 50 | ...           clips up to each episode
-                             shifts                               from the number of a clip to its id: ring number and
-                             position
+                             shifts                               from the id of a clip to its name: ring number and
+                                                                  position
 
-A draw of one number for each clip, over all rings, is in random order: no half of a batch comes from a ring of its own.
+    ClipTable   of all clips of a cut, or of those of a view; follows the rings   ---->   Moment, which never changes
+
+A draw of one id for each clip, over all rings, is in random order: no half of a batch comes from a ring of its own.
 With `weights` a number for the ring is drawn first.
 A draw that asked each ring took 18 us for each; the search takes 0.05 us a clip. What it costs is the joining of the
-arrays, after a
-commit in any ring: 0.1 us for 100 episodes.
+arrays, after a commit in any ring: 0.1 us for 100 episodes.
 
-Invariants: as of the moment when each ring was last counted; a clip that was evicted since is found by the look after
-the copy. Not here: episodes in parts, whose clips their own ring draws.
+Invariants: a moment is of the time when each ring was last counted; a clip that was evicted since is found by the look
+after the copy. Not here: episodes in parts, whose clips their own ring finds.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ringmap.buffers.rings import Ring
+from ringmap.buffers.rings import Ring, Rings
 from ringmap.buffers.sharded.numbers import joined
-from ringmap.clips.cut import Cut
+from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.draws import integers
+from ringmap.clips.gather import GONE, Pinned
 from ringmap.storage.disk.calls import thread
+from ringmap.storage.ring.ring import ClipNumber, Position
 
-__all__ = ["ClipTable"]
+__all__ = ["ClipTable", "Moment"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+_NONE = np.empty(0, np.int64)
 
-class ClipTable:
-    """The clips of one cut on these rings.
 
-    Args:
-        rings: the open rings.
-        cut: of the clips.
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The clips of many rings at one moment: those of the ring `numbers[i]` have the ids up to `ends[i]`.
+
+    `pinned`: on each ring, None where it is away; `ranges`: the same as samplers see them, None where nothing is drawn;
+    of a moment of another process there are none.
     """
 
-    def __init__(self, rings: tuple[Ring, ...], cut: Cut) -> None:
+    numbers: list[int]
+    pinned: list[Pinned | None]
+    ends: Array
+    ranges: list[ClipRange | None]
+
+    base: ClassVar[int] = 0
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @property
+    def heads(self) -> dict[int, tuple[int, int]]:
+        """Ring number -> head and number of clips: what other processes need to know of this moment."""
+        each = zip(self.numbers, self.pinned, strict=True)
+        return {number: (one.head, one.count) for number, one in each if one is not None}
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether clips of a ring have other numbers now."""
+        each = zip(self.ranges, self.pinned, strict=True)
+        return any(c is not None and (p is None or c.index.numbering is not p.numbering) for c, p in each)
+
+    def names_on(self, place: int, ids: Array) -> Array:
+        """Return the names of clips of one ring by their ids among its own; GONE for one that was evicted or lost."""
+        clips, pinned = self.ranges[place], self.pinned[place]
+        if clips is None or pinned is None:
+            return np.full(len(ids), GONE)
+        with thread.searching, clips.lock:
+            clips.follow()
+            index, numbers = clips.index, ids + pinned.base
+            if index.numbering is not pinned.numbering:  # other numbers, the same positions
+                numbers += index.end_before(pinned.head) - pinned.end
+            names, good = np.full(len(ids), GONE), (numbers >= clips.base) & (numbers < clips.end)
+            found = index.positions(numbers[good], clips.before)
+            names[good] = np.where(found < 0, GONE, joined(self.numbers[place], found))
+        return names
+
+    def windows(self) -> list[ClipRange]:
+        """Return the clips ring by ring, as samplers see them; the ids of each ring follow those of the one before."""
+        each = zip(self.ranges, self.pinned, strict=True)
+        return [c.of_moment(p.base, p.end) for c, p in each if c is not None and p is not None]
+
+
+class _Joined(NamedTuple):
+    """The arrays of all rings, put together; `alone`: the places of the rings that find their clips by themselves."""
+
+    ends: Array
+    shifts: Array
+    alone: list[int]
+
+
+class ClipTable:
+    """The clips of one cut on these rings. For callers that hold the lock of the rings.
+
+    Args:
+        rings: those that are open.
+        range_of: returns the clips of a ring, None where there are none to draw.
+    """
+
+    def __init__(self, rings: tuple[Ring, ...], range_of: Callable[[Ring], ClipRange | None]) -> None:
         self.rings = rings
         self.counts = np.zeros(len(rings), np.int64)
         """Number of clips of each ring."""
-        self._cut = cut
-        self._changes = np.full(len(rings), -1, np.int64)
-        empty = np.empty(0, np.int64)
-        self._ends: list[Array | None] = [empty] * len(rings)
-        self._shifts: list[Array] = [empty] * len(rings)
-        """From the number of a clip among those of its ring to its id, for each episode."""
-        self._joined: tuple[Array, Array, list[int]] | None = None
+        self._range_of = range_of
+        self.changes = np.full(len(rings), -1, np.int64)
+        """How often each had changed then."""
+        self.ranges: list[ClipRange | None] = [None] * len(rings)
+        """The clips of each, None where there are none to draw."""
+        self._pinned: list[Pinned | None] = [None] * len(rings)
+        self._pieces: list[tuple[Array, Array] | None] = [(_NONE, _NONE)] * len(rings)
+        """Of each episode the end of its clips, and from the number of a clip to its name; None: the ring knows."""
+        self._moment: Moment | None = None
+        self._joined: _Joined | None = None
 
-    def follow(self, changes: Array) -> None:
-        """Count the rings anew that changed; `changes`: how often each has. For a caller that holds the engine's
-        lock."""
-        if self._changes.tobytes() == changes.tobytes():
+    def follow(self, rings: Rings) -> None:
+        """Count the rings anew that changed."""
+        changes = rings.changes
+        if self.changes.tobytes() == changes.tobytes():
             return
-        for place in (self._changes != changes).nonzero()[0].tolist():
+        for place in (self.changes != changes).nonzero()[0].tolist():
             self._count(place)
-            self._joined = None
-        self._changes[:] = changes
+        self.changes[:] = changes
 
     def _count(self, place: int) -> None:
-        ring, cut = self.rings[place], self._cut
-        source = ring.source
-        with thread.searching, source.lock:
-            live = source.live
-            if cut.across or live.links is not None:
-                self._ends[place] = None
-                self.counts[place] = ring.reader.pin_here(cut).count
-                return
-            starts, counts = live.starts, cut.counts(live.lengths)
-            if ring.reader.capacity is not None:
-                starts, counts = _newest(starts, counts, ring.reader.capacity)
-            firsts = joined(ring.number, starts + cut.before)
-        ends = self._ends[place] = np.cumsum(counts)
-        self._shifts[place] = firsts - (ends - counts)
-        self.counts[place] = ends[-1] if len(ends) else 0
+        ring, self._moment, self._joined = self.rings[place], None, None
+        clips = self.ranges[place] = self._range_of(ring)
+        if clips is None:
+            self._pinned[place] = Pinned(ClipNumber(0), ClipNumber(0), None, Position(0))
+            self._pieces[place], self.counts[place] = (_NONE, _NONE), 0
+            return
+        with thread.searching, clips.lock:
+            clips.follow()
+            base, index = clips.base, clips.index
+            self._pinned[place] = Pinned(base, clips.end, index.numbering, clips.head)
+            pieces = None if index.is_joined else index.pieces(base)
+        if pieces is not None:
+            ends, shifts = pieces
+            ends -= base
+            shifts += base + clips.before
+            pieces = ends, joined(ring.number, shifts)
+        self._pieces[place], self.counts[place] = pieces, clips.count
+
+    def moment(self) -> Moment:
+        """Return the clips as they were counted last."""
+        if self._moment is None:
+            numbers = [ring.number for ring in self.rings]
+            self._moment = Moment(numbers, self._pinned.copy(), self.counts.cumsum(), self.ranges.copy())
+        return self._moment
 
     def draw(self, size: int, shares: Array | None, rng: np.random.Generator) -> Array | None:
-        """Return the ids of `size` clips, drawn apart from each other; None when there are none.
+        """Return the names of `size` clips, drawn apart from each other; None when there are none.
 
         Args:
             size: how many.
             shares: of each ring, not scaled; a ring without clips has none. None: every clip is equally likely.
             rng: the generator.
         """
-        ends, shifts, alone = self._joined or self._join()
-        numbers = self._numbers(size, ends, shares, rng)
-        if numbers is None:
+        found = self._joined or self._join()
+        ids = self._ids(size, found.ends, shares, rng)
+        if ids is None:
             return None
-        ids: Array = shifts.take(ends.searchsorted(numbers, side="right"))
-        ids += numbers
-        if alone:
-            lost = self._draw_alone(alone, numbers, ids, rng)
+        names: Array = found.shifts.take(found.ends.searchsorted(ids, side="right"))
+        names += ids
+        if found.alone:
+            lost = self._draw_alone(found.alone, ids, names, rng)
             if len(lost):
                 again = self.draw(len(lost), shares, rng)
                 if again is None:
                     return None
-                ids[lost] = again
-        return ids
+                names[lost] = again
+        return names
 
-    def _numbers(self, size: int, ends: Array, shares: Array | None, rng: np.random.Generator) -> Array | None:
-        """Return numbers of clips, counted over all rings; None when there are none."""
+    def names(self, ids: Array) -> Array:
+        """Return the names of clips by their ids in `moment()`; GONE for one that a ring in parts has lost."""
+        found = self._joined or self._join()
+        names: Array = found.shifts.take(found.ends.searchsorted(ids, side="right"))
+        names += ids
+        stops = self.counts.cumsum() if found.alone else _NONE
+        for place in found.alone:
+            mine = ((ids < stops[place]) & (ids >= stops[place] - self.counts[place])).nonzero()[0]
+            if len(mine):
+                first = int(stops[place] - self.counts[place])
+                names[mine] = self.moment().names_on(place, ids[mine] - first)
+        return names
+
+    def _ids(self, size: int, ends: Array, shares: Array | None, rng: np.random.Generator) -> Array | None:
+        """Return ids of clips, drawn over all rings; None when there are none."""
         total = int(ends[-1]) if len(ends) else 0
         if not total:
             return None
@@ -116,57 +208,37 @@ class ClipTable:
         counts = self.counts.take(rings)
         firsts = (self.counts.cumsum() - self.counts).take(rings)
         # A product is below its count even where it is rounded: see draws.py.
-        numbers: Array = firsts + (rng.random(size) * counts).astype(np.int64)
-        return numbers
+        ids: Array = firsts + (rng.random(size) * counts).astype(np.int64)
+        return ids
 
-    def _draw_alone(self, alone: list[int], numbers: Array, ids: Array, rng: np.random.Generator) -> Array:
+    def _draw_alone(self, alone: list[int], ids: Array, names: Array, rng: np.random.Generator) -> Array:
         """Let the rings whose episodes are in parts draw their clips; return which found none: the ring was cleared
         meanwhile."""
         stops, lost = self.counts.cumsum(), list[Array]()
         for place in alone:
             stop = int(stops[place])
-            mine = ((numbers < stop) & (numbers >= stop - self.counts[place])).nonzero()[0]
-            if not len(mine):
+            mine = ((ids < stop) & (ids >= stop - self.counts[place])).nonzero()[0]
+            clips = self.ranges[place]
+            if not len(mine) or clips is None:
                 continue
-            ring = self.rings[place]
-            drawn = ring.reader.draw(len(mine), self._cut, rng)
+            with thread.searching, clips.lock:
+                clips.follow()
+                drawn = clips.draw(len(mine), rng)
             if drawn is None:
-                self.counts[place], self._joined = 0, None  # the next look counts it again
+                self.counts[place], self._joined, self._moment = 0, None, None  # the next look counts it again
                 lost.append(mine)
             else:
-                ids[mine] = joined(ring.number, drawn.positions)
-        return np.concatenate(lost) if lost else np.empty(0, np.int64)
+                names[mine] = joined(self.rings[place].number, drawn)
+        return np.concatenate(lost) if lost else _NONE
 
-    def _join(self) -> tuple[Array, Array, list[int]]:
-        """Put the arrays of the rings together; return them, and the places of the rings that draw by themselves."""
-        ends, shifts, before = list[Array](), list[Array](), 0
-        for own, shift, count in zip(self._ends, self._shifts, self.counts.tolist(), strict=True):
-            if own is None:
-                own, shift = np.array([count]), np.zeros(1, np.int64)
+    def _join(self) -> _Joined:
+        """Put the arrays of the rings together."""
+        ends, shifts, before = [_NONE], [_NONE], 0
+        for pieces, count in zip(self._pieces, self.counts.tolist(), strict=True):
+            own, shift = (np.array([count]), np.zeros(1, np.int64)) if pieces is None else pieces
             ends.append(own + before)
             shifts.append(shift - before)
             before += count
-        empty = [np.empty(0, np.int64)]
-        alone = [place for place, own in enumerate(self._ends) if own is None]
-        made = np.concatenate(ends or empty), np.concatenate(shifts or empty), alone
-        self._joined = made
-        return made
-
-
-def _newest(starts: Array, counts: Array, most: int) -> tuple[Array, Array]:
-    """Leave out the oldest clips, so that at most so many are left: of a ring of rows only the newest count.
-
-    Example:
-        >>> [v.tolist() for v in _newest(np.array([10, 20, 30]), np.array([5, 5, 5]), 7)]
-        [[23, 30], [2, 5]]
-    """
-    ends = counts.cumsum()
-    over = int(ends[-1]) - most if len(ends) else 0
-    if over <= 0:
-        return starts, counts
-    first = int(ends.searchsorted(over, side="right"))
-    starts, counts = starts[first:].copy(), counts[first:].copy()
-    left = int(ends[first]) - over
-    starts[0] += counts[0] - left
-    counts[0] = left
-    return starts, counts
+        alone = [place for place, pieces in enumerate(self._pieces) if pieces is None]
+        self._joined = found = _Joined(np.concatenate(ends), np.concatenate(shifts), alone)
+        return found

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ringmap.buffers.engine import door
 from ringmap.errors import EnvironmentFault, InputError, LockedError
 from ringmap.storage.commit.create import make_folder
 from ringmap.storage.disk.files import Disk
@@ -37,7 +36,7 @@ class LearnerState:
     Args:
         path: the directory; made if it is not there.
         write: whether to take its lock and write; a copy in another process only reads.
-        disk: the door through which it is written; None: the file system.
+        disk: through which it is written; None: the file system.
 
     Raises:
         InputError: the path is a ring.
@@ -47,7 +46,7 @@ class LearnerState:
 
     def __init__(self, path: str, write: bool, disk: Disk | None = None) -> None:
         self.path = path
-        self.disk = door(disk)
+        self.disk = Disk() if disk is None else disk
         self._pid = os.getpid()
         self._lock: WriterLock | None = None
         if not write:

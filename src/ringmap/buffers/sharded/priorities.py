@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.rings import Ring
+from ringmap.buffers.sharded.clip_table import ClipTable
 from ringmap.buffers.sharded.learner_state import LearnerState
 from ringmap.buffers.sharded.numbers import apart, joined
-from ringmap.buffers.sharded.rings import Fleet
-from ringmap.clips.clip_range import ClipRange
+from ringmap.buffers.sharded.reader import ManyReader
 from ringmap.clips.cut import Cut
 from ringmap.clips.draws import Drawn
 from ringmap.clips.rings import groups
@@ -34,6 +34,7 @@ __all__ = ["FleetPriorities"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _WHERE = "ShardedReplayBuffer"
+_ONE_STEP = Cut.clip(1)
 
 
 class FleetPriorities(BaseSampler):
@@ -41,29 +42,21 @@ class FleetPriorities(BaseSampler):
 
     Args:
         given: its options and generator.
-        members: the open rings.
+        many: reads the rings.
         state: keeps the priorities; None: in memory, beginning with those that each ring's own writer stored.
-
-    Raises:
-        InputError: the sampler draws by rank.
 
     Cost: a draw of B clips O(B log rows), and about 30 us for each ring that it touches; an update as many, and a write
     for each
         ring. A ring without commits since the last draw costs nothing. A draw of other windows than the last one
         O(rows).
 
-    Processes and threads: for callers that hold the lock of `members`, but for `update_priorities`, which takes it.
+    Processes and threads: takes the lock of `members`.
     """
 
     has_priorities = True
 
-    def __init__(self, given: PrioritizedSampler, members: Fleet, state: LearnerState | None) -> None:
-        if given.kind != "proportional":
-            raise InputError(
-                f"{_WHERE}: PrioritizedSampler(kind={given.kind!r}) can't span rings, since no ring knows the ranks in "
-                "the others; use kind='proportional'"
-            )
-        self._given, self._members, self._state = given, members, state
+    def __init__(self, given: PrioritizedSampler, many: ManyReader, state: LearnerState | None) -> None:
+        self._given, self._many, self._members, self._state = given, many, many.rings, state
         given.stand_for(self)
         self._trees: dict[int, PrioritizedSampler] = {}  # by ring number
         self._restored: dict[str, Any] = {}  # by uuid
@@ -71,18 +64,27 @@ class FleetPriorities(BaseSampler):
         self._forget()
 
     def _forget(self) -> None:
-        self._rings: tuple[Ring, ...] = ()
-        self._cut: Cut | None = None
-        self._view: Any = None
-        self._in_view: Array = np.empty(0, np.bool_)
-        self._windows: list[ClipRange] = []
-        self._seen = np.empty(0, np.int64)
-        self._masses, self._counts = np.empty(0), np.empty(0, np.int64)
+        self._table: ClipTable | None = None
+        """Of the last draw."""
+        self._cut = _ONE_STEP
+        self._seen, self._masses = np.empty(0, np.int64), np.empty(0)
 
     @property
     def given(self) -> PrioritizedSampler:
         """The sampler that the user gave."""
         return self._given
+
+    def check_kind(self) -> None:
+        """Raise unless it can draw from many rings.
+
+        Raises:
+            InputError: it draws by rank.
+        """
+        if self._given.kind != "proportional":
+            raise InputError(
+                f"{_WHERE}: PrioritizedSampler(kind={self._given.kind!r}) can't span rings, since no ring knows the "
+                "ranks in the others; use kind='proportional'"
+            )
 
     def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
         """Raise: the engine draws."""
@@ -103,50 +105,41 @@ class FleetPriorities(BaseSampler):
             self._trees[ring.number] = tree
         return tree
 
-    def _follow(self, cut: Cut, view: Any = None) -> None:
-        """Bring the trees of rings that changed up to date: with the clips of all rings, or of a view."""
-        rings, changes = self._members.open, self._members.changes
-        known = self._cut
-        if rings is not self._rings or known is None or known.anchors != cut.anchors or self._view is not view:
-            for ring in rings:  # all are loaded before a new clip gets the highest priority
+    def _follow(self, cut: Cut, view: Any = None) -> ClipTable:
+        """Bring the trees of rings that changed up to date: with the clips of all rings, or of a view. Holds the
+        lock."""
+        table = self._many.table(cut) if view is None else view.table(self._members)
+        if table is not self._table or cut.anchors != self._cut.anchors:
+            for ring in table.rings:  # all are loaded before a new clip gets the highest priority
                 tree = self._tree_of(ring)
                 tree.attach(ring.source)
                 self._highest = max(self._highest, tree.highest)
-            self._rings, self._cut, self._view = rings, cut, view
-            self._windows = [ring.reader.window(cut) for ring in rings]
-            self._in_view = np.full(len(rings), view is None)
-            self._seen = np.full(len(rings), -1, np.int64)
-            self._masses, self._counts = np.zeros(len(rings)), np.zeros(len(rings), np.int64)
-        changed = (self._seen != changes).nonzero()[0].tolist()
-        if view is not None and changed:  # what was evicted since is in none of its ranges any more
-            places = {ring.number: place for place, ring in enumerate(rings)}
-            for ring, clips in view.ranges():
-                place = places[ring.number]
-                self._windows[place], self._in_view[place] = clips, True
-        for place in changed:
-            window, tree = self._windows[place], self._trees[rings[place].number]
-            self._masses[place] = tree.mass_of(window, self._highest)
-            self._counts[place] = window.count
-        self._masses[~self._in_view], self._counts[~self._in_view] = 0.0, 0
-        self._seen[:] = changes
+            self._table, self._cut = table, cut
+            self._seen, self._masses = np.full(len(table.rings), -1, np.int64), np.zeros(len(table.rings))
+        for place in (self._seen != table.changes).nonzero()[0].tolist():
+            clips, tree = table.ranges[place], self._trees[table.rings[place].number]
+            self._masses[place] = 0.0 if clips is None else tree.mass_of(clips, self._highest)
+        self._seen[:] = table.changes
+        return table
 
     def draw(self, size: int, cut: Cut, step: int, view: Any = None) -> Drawn | None:
         """Return `size` clips of all rings, or of a view, by their ids; None when there are none."""
-        self._follow(cut, view)
-        ends = self._masses.cumsum()
-        if not len(ends) or not ends[-1] > 0:
-            return None
-        total = float(ends[-1])
-        masses = np.minimum(self._given.rng.random(size) * total, np.nextafter(total, 0.0))
-        which = ends.searchsorted(masses, side="right")
-        rest = masses - np.where(which > 0, ends[which - 1], 0.0)
-        ids, found = np.empty(size, np.int64), np.empty(size)
-        for place, at in groups(which):
-            ring = self._rings[place]
-            positions, found[at] = self._trees[ring.number].at(rest[at])
-            ids[at] = joined(ring.number, positions)
-        odds = int(self._counts.sum()) * (found / total)
-        return Drawn(ids, weigh=self._given.weigher(ids.copy(), odds, step))
+        with self._members.lock:
+            table = self._follow(cut, view)
+            ends = self._masses.cumsum()
+            if not len(ends) or not ends[-1] > 0:
+                return None
+            total = float(ends[-1])
+            masses = np.minimum(self._given.rng.random(size) * total, np.nextafter(total, 0.0))
+            which = ends.searchsorted(masses, side="right")
+            rest = masses - np.where(which > 0, ends[which - 1], 0.0)
+            ids, found = np.empty(size, np.int64), np.empty(size)
+            for place, at in groups(which):
+                ring = table.rings[place]
+                positions, found[at] = self._trees[ring.number].at(rest[at])
+                ids[at] = joined(ring.number, positions)
+            odds = int(table.counts.sum()) * (found / total)
+        return Drawn(ids, weigh=self._given.weigher(ids.copy(), odds, step))  # without the lock: beta may be a callable
 
     def mass(self, cut: Cut) -> float:
         """Return the mass of all clips that exist now, as `draw` would find it: their chance against those of other
@@ -159,7 +152,9 @@ class FleetPriorities(BaseSampler):
         """Return the mass of each clip, as of the last draw; of one that is gone, and was drawn again uniformly, the
         mean of all."""
         with self._members.lock:
-            found = np.full(len(ids), self._masses.sum() / max(1, self._counts.sum()))
+            found = np.full(
+                len(ids), self._masses.sum() / max(1, 0 if self._table is None else self._table.counts.sum())
+            )
             numbers, positions = apart(ids)
             for number, at in groups(numbers):
                 tree = self._trees.get(number)
@@ -179,16 +174,17 @@ class FleetPriorities(BaseSampler):
         where = f"{_WHERE}.update_priorities"
         places, priorities = checked_priorities(where, ids, values)
         with self._members.lock:
-            cut, done = self._cut, 0
-            if cut is None:
+            table, done = self._table, 0
+            if table is None:
                 raise InputError(f"{where}: no clip was drawn with this sampler yet")
             numbers, local = apart(places)
-            known = {ring.number: place for place, ring in enumerate(self._rings)}
+            known = {ring.number: place for place, ring in enumerate(table.rings)}
             for number, at in groups(numbers):
                 place, tree = known.get(number), self._trees.get(number)
-                if place is None or tree is None or self._members.of(number) is not self._rings[place]:
+                if place is None or tree is None or self._members.of(number) is not table.rings[place]:
                     continue
-                done += tree.put(self._windows[place], local[at], priorities[at])
+                clips = table.ranges[place] or table.rings[place].reader.window(self._cut)
+                done += tree.put(clips, local[at], priorities[at])
                 self._highest = max(self._highest, tree.highest)
                 self._seen[place] = -1
         return done
@@ -208,7 +204,7 @@ class FleetPriorities(BaseSampler):
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, with the priorities of each ring by its uuid. O(rows)."""
         with self._members.lock:
-            uuids = self._members.numbers.uuids
+            uuids = self._members.uuids
             rings = {uuids[number].hex(): tree.state_dict() for number, tree in self._trees.items()}
             return {**self._given.small_state(), "rings": {**self._restored, **rings}}
 

@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.options import Options, log_progress
-from ringmap.buffers.rings import Ring
+from ringmap.buffers.rings import Ring, Rings
 from ringmap.buffers.sharded.numbers import RingNumbers
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.nstep import transition_reader
@@ -118,7 +118,7 @@ class _Open:
         self.swept: bytes | None = None
 
 
-class Fleet:
+class Fleet(Rings):
     """The rings below a path.
 
     Args:
@@ -140,6 +140,7 @@ class Fleet:
         asked: str | None,
         told: Facts,
     ) -> None:
+        super().__init__(())
         self.paths = paths
         self.options = dict(options)
         self.sums, self.asked = dict(sums), asked
@@ -187,8 +188,17 @@ class Fleet:
         return self._now.changes
 
     def of(self, number: int) -> Ring | None:
-        """Return an open ring by its number."""
+        """Return an open ring by its number; None: it is away."""
         return self._now.by_number.get(number)
+
+    @property
+    def uuids(self) -> list[bytes]:
+        """What names the rings that were open so far, by their numbers."""
+        return self.numbers.uuids
+
+    def number_of(self, uuid: bytes) -> int:
+        """Return the number of the ring with this uuid; one that is away may come back."""
+        return self.numbers.of(uuid)
 
     def refuse_nested(self, where: str) -> None:
         """Raise RoleError in the middle of another call of this thread, on one ring or on many."""
@@ -385,7 +395,7 @@ class Fleet:
         with self.lock:
             self._set_aside(ring, error)
             self._tell()
-            self.report()
+        self.report()
 
     def leave(self, ring: Ring) -> None:
         """Go on without a ring that was removed on purpose."""
@@ -663,6 +673,21 @@ class Fleet:
                         f"{_WHERE}: {self.paths} is one ring; open it with ReplayBuffer.open, or give the directory "
                         "above it"
                     )
+
+    def to_send(self) -> dict[str, Any]:
+        """Return what `received` builds a copy from: paths, settings and ring numbers."""
+        names = "paths", "options", "on_bad", "schema", "columns", "told", "facts", "sums", "asked"
+        return {"uuids": list(self.uuids), **{name: getattr(self, name) for name in names}}
+
+    @classmethod
+    def received(cls, state: Mapping[str, Any]) -> Fleet:
+        """Return the rings, which are opened at first use, from what another process sent."""
+        numbers = RingNumbers(state["uuids"])
+        made = cls(
+            state["paths"], state["options"], state["on_bad"], numbers, state["sums"], state["asked"], state["told"]
+        )
+        made.schema, made.columns, made.facts = state["schema"], state["columns"], state["facts"]
+        return made
 
     def close(self) -> None:
         """Close all."""

@@ -785,7 +785,8 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
     def _draw(self, size: int, step: int | None, what: str) -> Drawn:
         """Return the transitions of the next batch. `what`: the method to name in an error."""
         engine = self.engine
-        source, sampler = engine.look(), engine.sampler
+        engine.look()
+        source, sampler = engine.rings[0].source, engine.sampler
         if sampler.given is None:
             positions, count = self._ring.draw_or_count(source, size, engine.rng)
             if size > count:

@@ -15,7 +15,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from ringmap.storage.disk.calls import nested, thread
 from ringmap.storage.disk.process import Forkable
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.sidecars.priorities import Leaves
+
+if TYPE_CHECKING:
+    from ringmap.clips.clip_range import ClipRange
 
 __all__ = [
     "Array",
@@ -42,6 +45,7 @@ __all__ = [
     "ids_of",
     "seed_key",
     "window_of",
+    "windows_of",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -393,6 +397,13 @@ def window_of(sampler: Any, buffer: Any, history_len: int) -> Any:
             f"{type(sampler).__name__}: draws from buffers of ringmap, got {type(buffer).__name__}"
         ) from None
     return ask(history_len)
+
+
+def windows_of(sampler: Any, buffer: Any, history_len: int) -> list[ClipRange]:
+    """Return the buffer's clips ring by ring, for a sampler that takes them from many: the ids of each follow those of
+    the one before."""
+    ask = getattr(buffer, "clip_windows", None)
+    return [window_of(sampler, buffer, history_len)] if ask is None else ask(history_len)
 
 
 @dataclass(frozen=True, slots=True)

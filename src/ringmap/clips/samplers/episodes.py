@@ -10,11 +10,12 @@ import numpy as np
 
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.marks import Mark, MarkFile, marked
-from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, window_of
+from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, windows_of
 from ringmap.clips.where import Condition, Values
 from ringmap.errors import ArgumentTypeError, InputError, NoClipsError, NotFoundError
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.paths import MARKS, local_path
+from ringmap.storage.ring.links import WholeEpisodes
 
 __all__ = ["EpisodeSampler"]
 
@@ -23,7 +24,7 @@ _NAMES = ("flags", "note")
 
 
 class EpisodeSampler(DrawingSampler):
-    """Draw an episode uniformly, then a clip of it uniformly: short episodes count as much as long ones.
+    """Draw an episode uniformly, of all rings, then a clip of it uniformly: short episodes count as much as long ones.
 
     Episodes too short for a clip are never drawn.
 
@@ -79,7 +80,8 @@ class EpisodeSampler(DrawingSampler):
             raise InputError(
                 "EpisodeSampler: marks without where change nothing; give where='not flags contains bad', say"
             )
-        self._known: _Chosen | None = None
+        self._known: dict[bytes, _Chosen] = {}
+        self._counts: dict[bytes, tuple[object, int]] = {}
 
     def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log episodes); O(episodes) where most are too short.
@@ -87,7 +89,25 @@ class EpisodeSampler(DrawingSampler):
         Raises:
             InputError: the buffer does not know where its episodes begin.
         """
-        window = window_of(self, buffer, history_len)
+        windows = windows_of(self, buffer, history_len)
+        for window in windows:
+            self._check(window, buffer)
+        if len(windows) == 1:
+            return self._drawn(windows[0], batch_size)
+        sizes = np.array([self._drawable(window) for window in windows], np.float64)
+        if not sizes.any():
+            raise self._none()
+        ids, first = list[Array](), 0
+        for window, share in zip(windows, self.rng.multinomial(batch_size, sizes / sizes.sum()).tolist(), strict=True):
+            found = self._drawn(window, share) if share else np.empty(0, np.int64)
+            # Another thread looked at the ring since it was counted: the clips of those episodes are no ids here.
+            new = (found < 0) | (found >= window.count)
+            found[new] = self.rng.integers(0, max(1, window.count), int(new.sum()))
+            ids.append(found + first)
+            first += window.count
+        return np.concatenate(ids)[self.rng.permutation(batch_size)]
+
+    def _check(self, window: ClipRange, buffer: Any) -> None:
         if not window.has_episodes:
             raise InputError(
                 f"EpisodeSampler: {type(buffer).__name__} stores transitions of many lanes, and no episodes; draw "
@@ -98,38 +118,50 @@ class EpisodeSampler(DrawingSampler):
                 "EpisodeSampler: a sequence with across=True runs on into the next episode, which may not meet "
                 f"where={self._where!r}; use across=False"
             )
+
+    def _none(self) -> NoClipsError:
+        return NoClipsError(
+            f"EpisodeSampler: no episode that is long enough meets {self._where!r}; collect more, or ask for less"
+        )
+
+    def _drawable(self, window: ClipRange) -> int:
+        """Return how many episodes of a ring can be drawn. O(episodes) where that changed."""
+        wanted, live = self._chosen(window) if self._where else None, window.live
+        with thread.searching, window.lock:
+            source, chosen = window.source.manifest.uuid, None if wanted is None else id(wanted)
+            now = live, window.anchors, live.era, live.first, live.last, live.num_steps, chosen, wanted
+            known = self._counts.get(source)
+            if known is None or known[0] != now:
+                names, _, lengths, _ = _episodes_of(window)
+                known = self._counts[source] = now, int(_good(window, names, lengths, wanted).sum())
+        return known[1]
+
+    def _drawn(self, window: ClipRange, size: int) -> Array:
+        """Return the ids of clips of one ring."""
         wanted = self._chosen(window) if self._where else None
         with thread.searching, window.lock:
-            starts, lengths = window.live.starts, window.live.lengths
-            whole = window.index.whole if window.index.is_joined else None
-            if whole is not None:
-                starts, lengths = whole.places, whole.lengths
-            names = starts if whole is None else whole.names
-            chosen = self.rng.integers(0, len(lengths), batch_size)
+            names, starts, lengths, whole = _episodes_of(window)
+            chosen = self.rng.integers(0, len(lengths), size)
             for _ in range(_TRIES):
-                refused = window.in_episodes(lengths[chosen]) == 0
-                if wanted is not None:
-                    refused |= ~wanted.has(names[chosen])
+                refused = ~_good(window, names[chosen], lengths[chosen], wanted)
                 if not refused.any():
                     break
                 chosen[refused] = self.rng.integers(0, len(lengths), int(refused.sum()))
             else:
-                good = window.in_episodes(lengths) > 0
-                if wanted is not None:
-                    good &= wanted.has(names)
-                long_enough = np.flatnonzero(good)
+                long_enough = np.flatnonzero(_good(window, names, lengths, wanted))
                 if not len(long_enough):
-                    raise NoClipsError(
-                        f"EpisodeSampler: no episode that is long enough meets {self._where!r}; collect more, or ask "
-                        "for less"
-                    )
-                chosen = long_enough[self.rng.integers(0, len(long_enough), batch_size)]
+                    raise self._none()
+                chosen = long_enough[self.rng.integers(0, len(long_enough), size)]
             steps = self.rng.integers(0, window.in_episodes(lengths[chosen]))
             anchors = starts[chosen] + steps + window.before
             if whole is not None:
                 anchors = whole.positions(anchors)
             ids: Array = window.ids(anchors)
         return ids
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is counted anew."""
+        return {**self.__dict__, "_counts": {}}
 
     def _meets(self, marks: Sequence[Mark]) -> Array:
         """Return of each mark whether it meets the condition, and last whether an episode without one does."""
@@ -155,7 +187,7 @@ class EpisodeSampler(DrawingSampler):
             raise NotFoundError(
                 f"EpisodeSampler: {path}: there are no marks; mark an episode first, or check its spelling"
             )
-        known = self._known
+        known = self._known.get(source.manifest.uuid)
         moment = source.manifest.uuid, signature, window.live.era
         if known is None or known.moment != moment or known.again_at not in (None, source.head):
             every = file.read()
@@ -165,8 +197,23 @@ class EpisodeSampler(DrawingSampler):
             later = any(at >= source.head for at in every)  # marked by a reader that knows more
             at_head = source.head if later else None
             known = _Chosen(moment, at_head, np.array(found, np.int64), others)
-            self._known = known
+            self._known[source.manifest.uuid] = known
         return known
+
+
+def _episodes_of(window: ClipRange) -> tuple[Array, Array, Array, WholeEpisodes | None]:
+    """Return the names, places and lengths of the episodes of a ring, and what leads from places to positions; None:
+    they are positions. Holds the lock."""
+    if window.index.is_joined:
+        whole = window.index.whole
+        return whole.names, whole.places, whole.lengths, whole
+    return window.live.starts, window.live.starts, window.live.lengths, None
+
+
+def _good(window: ClipRange, names: Array, lengths: Array, wanted: _Chosen | None) -> Array:
+    """Return which episodes have a clip, and are wanted."""
+    found = window.in_episodes(lengths) > 0
+    return found if wanted is None else found & wanted.has(names)
 
 
 class _Chosen(NamedTuple):

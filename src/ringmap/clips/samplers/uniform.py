@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from ringmap.arguments import count, positive, positive_real
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.draws import integers
-from ringmap.clips.samplers.base import Array, BaseSampler, DrawingSampler, HasClips, Seed, check_state, window_of
+from ringmap.clips.samplers.base import Array, BaseSampler, DrawingSampler, HasClips, Seed, check_state, windows_of
 from ringmap.errors import InputError
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.ring.ring import Position
@@ -94,8 +94,8 @@ class RecencySampler(DrawingSampler):
 class EpochSampler(BaseSampler):
     """Draw each clip that exists when an epoch begins exactly once, then begin the next epoch.
 
-    Clips written meanwhile belong to the next epoch; clips evicted meanwhile are left out. A
-    batch at the end of an epoch is filled up from the next one.
+    Clips written meanwhile belong to the next epoch; clips evicted meanwhile, or of a ring that left, are left out. A
+    batch at the end of an epoch is filled up from the next one. Over many rings an epoch is that of all.
 
     Args:
         seed: of the orders: the same for the same seed, epoch and number of clips. A DataLoader worker that draws has
@@ -118,15 +118,20 @@ class EpochSampler(BaseSampler):
         self.seed = count("EpochSampler", "seed", seed)
         self.epoch = -1
         self._worker: list[int] = []
-        self._taken = 0
-        self._head = self._count = self._span = 0
+        self._taken = self._span = 0
+        self._rings: list[tuple[str, int, int]] = []
+        """The clips of the epoch: of each ring its uuid, its head then, and how many."""
         self._order: Array | None = np.empty(0, np.int64)
 
     def begin_in_worker(self, seeds: np.random.SeedSequence) -> None:
         """Begin an epoch of this worker's own."""
         self._worker = seeds.generate_state(4).tolist()
-        self._count = self._taken = 0
+        self._rings, self._taken = [], 0
         self._order = None
+
+    @property
+    def _count(self) -> int:
+        return sum(count for *_, count in self._rings)
 
     @property
     def left(self) -> int:
@@ -135,35 +140,56 @@ class EpochSampler(BaseSampler):
 
     def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
         """Return `batch_size` ids. O(batch_size log episodes); O(clips) where an epoch begins."""
-        window = window_of(self, buffer, history_len)
-        span = window.index.span
+        windows = windows_of(self, buffer, history_len)
+        span = windows[0].index.span if windows else 0
         if self.left and self._span not in (0, span):
             raise InputError(
                 f"EpochSampler: clips of {span} steps, but {self.left} clips of {self._span} are left of this epoch; "
                 "draw these first, or give each length a sampler of its own"
             )
-        with thread.searching, window.lock:
-            ids = np.empty(0, np.int64)
-            while len(ids) < batch_size:
-                if not self.left:
-                    self._begin(window)
-                ids = np.concatenate([ids, self._take(window, batch_size - len(ids))])
+        ids = np.empty(0, np.int64)
+        while len(ids) < batch_size:
+            if not self.left:
+                self._begin(windows)
+            ids = np.concatenate([ids, self._take(windows, batch_size - len(ids))])
         return ids
 
-    def _begin(self, window: ClipRange) -> None:
+    def _begin(self, windows: Sequence[ClipRange]) -> None:
         self.epoch += 1
-        self._head, self._count, self._taken, self._order = window.head, window.count, 0, None
-        self._span = window.index.span
+        self._span, self._rings, self._taken, self._order = 0, [], 0, None
+        for window in windows:
+            with thread.searching, window.lock:
+                self._rings.append((window.source.manifest.uuid.hex(), window.head, window.count))
+            self._span = window.index.span
 
-    def _take(self, window: ClipRange, count: int) -> Array:
+    def _take(self, windows: Sequence[ClipRange], count: int) -> Array:
         """Return the ids of the next `count` clips of the epoch, without evicted ones."""
         if self._order is None:
             seed = [self.seed, self.epoch, *self._worker]
             self._order = np.random.default_rng(seed).permutation(self._count)
         taken = self._order[self._taken : self._taken + count]
         self._taken += len(taken)
-        ids: Array = taken + (window.end_before(Position(self._head)) - self._count - window.base)
+        is_one = len(windows) == len(self._rings) == 1  # maybe of a copy, which has a uuid of its own
+        by_uuid = {
+            uuid: (head, clips, stop) for (uuid, head, clips), stop in zip(self._rings, self._stops, strict=True)
+        }
+        ids, first = np.full(len(taken), -1), 0
+        for window in windows:
+            of_ring = next(iter(by_uuid.values())) if is_one else by_uuid.get(window.source.manifest.uuid.hex())
+            if of_ring is not None:
+                head, clips, stop = of_ring
+                mine = (taken < stop) & (taken >= stop - clips)
+                with thread.searching, window.lock:
+                    shift = window.end_before(Position(head)) - window.base - stop
+                found = taken[mine] + shift
+                ids[mine] = np.where((found >= 0) & (found < window.count), found + first, -1)
+            first += window.count
         return ids[ids >= 0]
+
+    @property
+    def _stops(self) -> list[int]:
+        """How many clips of the epoch are on each ring and those before it."""
+        return np.cumsum([count for *_, count in self._rings], dtype=np.int64).tolist()  # type: ignore[no-any-return]
 
     def small_state(self) -> dict[str, Any]:
         """Return the state that a buffer stores with its commits: JSON, and small."""
@@ -171,8 +197,7 @@ class EpochSampler(BaseSampler):
             "kind": type(self).__name__,
             "seed": self.seed,
             "epoch": self.epoch,
-            "head": self._head,
-            "clips": self._count,
+            "rings": [list(ring) for ring in self._rings],
             "taken": self._taken,
             "span": self._span,
             "worker": self._worker,
@@ -185,17 +210,17 @@ class EpochSampler(BaseSampler):
             InputError: the state belongs to another sampler.
         """
         check_state(self, state)
-        names = "seed", "epoch", "head", "clips", "taken"
+        names = "seed", "epoch", "taken", "span"
         try:
-            seed, epoch, head, count, taken = (int(state[n]) for n in names)
-            span = int(state.get("span", 0))
+            seed, epoch, taken, span = (int(state[n]) for n in names)
+            rings = [(str(uuid), int(head), int(count)) for uuid, head, count in state["rings"]]
             own = [int(number) for number in state.get("worker", ())]
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
-                f"{type(self).__name__}.load_state_dict: expected integers {names}, got {state!r} ({error!r}). Nothing "
-                "was changed"
+                f"{type(self).__name__}.load_state_dict: expected integers {names}, and rings, got {state!r} "
+                f"({error!r}). Nothing was changed"
             ) from None
-        self.seed, self.epoch, self._head, self._count = seed, epoch, head, count
+        self.seed, self.epoch, self._rings = seed, epoch, rings
         self._taken, self._span, self._worker = taken, span, own
         self._order = None
 
