@@ -71,11 +71,7 @@ class Options:
         return options
 
     def with_kept(self, stored: Options, where: str) -> Options:
-        """Return these options, with what is stored where these do not say: the place of rewards, the rate.
-
-        Raises:
-            InputError: rewards are stored as standing elsewhere, or another rate.
-        """
+        """Return these options, with the place of rewards and the rate that are stored, unless these contradict them."""
         if self.reward_at and stored.reward_at and self.reward_at != stored.reward_at:
             raise InputError(
                 f"{where}: reward_at={self.reward_at!r}, but the buffer on disk has reward_at={stored.reward_at!r}"
@@ -105,12 +101,8 @@ class Options:
 
 
 def sendable(where: str, name: str, value: Any) -> Any:
-    """Return a value for the pickle, if another process can find it by name.
-
-    Raises:
-        InputError: it is a lambda, was made inside a function, is a `functools.partial` of either, or is an object of a
-            class made inside a function.
-    """
+    """Return a value for the pickle, if another process can find it by name: no lambda, and nothing made inside a
+    function."""
     found = value
     while isinstance(found, functools.partial):
         found = found.func

@@ -37,13 +37,7 @@ _NEXT = ("next_", "next/")
 class RowEpisodes(ABC):
     """The rows of a buffer as episodes, as they are when it is made.
 
-    Args:
-        given: the buffer, or its directory.
-        open_at: opens a directory.
-        name: what the buffer is, for one in RAM.
-
-    Raises:
-        NotFoundError, UnknownFormatError, CorruptError, InputError: there is no such buffer at the path.
+    `given`: the buffer, or its directory, which `open_at` opens; `name`: what a buffer in RAM is.
     """
 
     schema: Schema
@@ -114,13 +108,7 @@ class RowEpisodes(ABC):
 
 
 class RowSource(RowEpisodes):
-    """The rows of a ring.
-
-    Args:
-        ring: the ring, or its directory.
-
-    Raises:
-        InputError: no column tells where an episode ends.
+    """The rows of a ring, or of its directory, if a column tells where an episode ends.
 
     Cost: reads the flags of all rows, and their observations if they have next ones.
     """

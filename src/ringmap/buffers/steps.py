@@ -267,11 +267,7 @@ class StepRing(Buffer):
         return np.ones(len(ids), np.bool_) if bad is None else ~bad
 
     def column(self, name: str, ids: Array) -> Array:
-        """Return one column of rows by id.
-
-        Raises:
-            LappedError: a writer elsewhere evicted some of them.
-        """
+        """Return one column of rows by id; LappedError if a writer elsewhere evicted some of them."""
         source = self.engine.source
         values = self.take(name, ids)
         if lost(source, ids) is not None:
@@ -428,23 +424,14 @@ class StepRing(Buffer):
 
     def save(self, path: str | os.PathLike[str], notes: Mapping[str, Any], where: str) -> None:
         """Write a copy of what is stored to a new directory, with these notes if this handle writes: whole, or not at
-        all.
-
-        Raises:
-            ExistsError: the directory has something.
-        """
+        all."""
         if self.buffer.mode == "r+":
             self.buffer.flush(notes=notes)
         self.engine.snapshot(path, where)
 
     @staticmethod
     def manifest_at(path: str | os.PathLike[str], where: str, disk: Disk | None = None, kind: str = ROWS) -> Manifest:
-        """Return the manifest of the ring at a path.
-
-        Raises:
-            NotFoundError, UnknownFormatError, CorruptError: there is no buffer at the path.
-            InputError: its rows are of another kind.
-        """
+        """Return the manifest of the ring at a path, of this kind."""
         folder = local_path(path)
         fixed = read_manifest(door(disk), folder)
         must_be(fixed, kind, folder, where)

@@ -20,12 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def updated(schema: Schema | None, ids: Any, values: Any, casting: str, where: str) -> tuple[Array, dict[str, Array]]:
-    """Return the positions of an update, int64 `(n,)`, and column -> `(n, *shape)` in the column's dtype.
-
-    Raises:
-        UnknownColumnError: there is no such column.
-        InputError: anything else is wrong.
-    """
+    """Return the positions of an update, int64 `(n,)`, and column -> `(n, *shape)` in the column's dtype."""
     positions = _positions(ids, where)
     if not isinstance(values, Mapping) or not values:
         raise InputError(f"{where}: expected column -> values, got {values!r:.80}")

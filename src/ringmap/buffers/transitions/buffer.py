@@ -359,10 +359,8 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
         beside: Sequence[Array] = (),
         is_single: bool = False,
     ) -> None:
-        """Store a call that was checked: `rest` are the columns up to `truncated`, `beside` those after `lanes`.
-
-        `is_single`: the values are of one row, without the first axis.
-        """
+        """Store a call that was checked: `rest` are the columns up to `truncated`, `beside` those after `lanes`; of a
+        single one without the first axis."""
         columns, ends, stack = self._columns, self._ends, self._columns.stack
 
         def work() -> None:
@@ -413,11 +411,7 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
         names: list[Any] | None,
         where: str,
     ) -> Array:
-        """Return the column `earlier` of a call.
-
-        Raises:
-            InputError: a stack can't be built again from the frames that are stored.
-        """
+        """Return the column `earlier` of a call whose stacks can be built again from the frames that are stored."""
         ends, columns = self._ends, self._columns
         stacks = {name: rows[name] for name in columns.stacked}
         begins = np.zeros(len(rows[columns.observed[0]]), np.bool_) if parted is None else parted
@@ -934,11 +928,7 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
 
 
 def _names_of(lane: Any, count: int, where: str) -> list[Any]:
-    """Return the name of the environment of each row.
-
-    Raises:
-        InputError: there are more or fewer names than rows, one is named twice, or is neither an integer nor text.
-    """
+    """Return the name of the environment of each row: an integer or text, each once."""
     if type(lane) is int and count == 1:
         return [lane]
     if not isinstance(lane, list | tuple):
@@ -955,11 +945,7 @@ def _names_of(lane: Any, count: int, where: str) -> list[Any]:
 
 
 def _flags_of(value: Any, count: int, where: str) -> Array:
-    """Return a flag for each row, `(count,)`, of flags or of one for all.
-
-    Raises:
-        InputError: there are more or fewer than rows, or one is neither 0 nor 1.
-    """
+    """Return a flag for each row, `(count,)`, of flags or of one for all."""
     flags = as_array(value, where, "row")
     if flags.shape not in ((), (count,)):
         raise InputError(f"{where} has shape {flags.shape}, expected ({count},)")
