@@ -191,7 +191,7 @@ ARGUMENTS = {
     "a leaf without a stack": ({"obs_shape": {"a": (3, 2), "b": ()}}, "observations/b has shape"),
     "a column of ours": ({"extra": {"rewards": ((), "f4")}}, "'rewards' is a column of every transition"),
     "one of a batch": ({"extra": {"weights": ((), "f4")}}, "'weights' is a column"),
-    "that of stacks": ({"extra": {"stack_4_zero": ((), "f4")}}, "'stack_4_zero' is a column"),
+    "that of stacks": ({"extra": {"stack_3_reset": ((), "f4")}}, "'stack_3_reset' is a column"),
     "a next one": ({"extra": {"next_observations": ((), "f4")}}, "'next_observations' is a column"),
     "a slash": ({"extra": {"observations/a": ((), "f4")}}, "a string without slashes"),
     "a leaf": ({"extra": {"a": {"b": ((), "f4")}}}, r"expected \(shape, dtype\), got a mapping"),

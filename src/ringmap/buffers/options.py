@@ -71,7 +71,7 @@ class Options:
         return options
 
     def with_kept(self, stored: Options, where: str) -> Options:
-        """Return these options, with the place of rewards and the rate that are stored, unless these contradict them."""
+        """Return these options, with the stored place of rewards and rate, unless these contradict them."""
         if self.reward_at and stored.reward_at and self.reward_at != stored.reward_at:
             raise InputError(
                 f"{where}: reward_at={self.reward_at!r}, but the buffer on disk has reward_at={stored.reward_at!r}"

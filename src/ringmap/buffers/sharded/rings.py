@@ -595,7 +595,7 @@ class Fleet(Rings):
         if known is None:
             self._check_call(is_transitions, ring.folder)
             self.schema = schema
-            self.columns = TransitionColumns(schema) if is_transitions else None
+            self.columns = ring.reader.columns
         elif is_transitions != (self.columns is not None):
             kinds = ("transitions", "episodes")
             here, there = kinds if is_transitions else kinds[::-1]

@@ -237,7 +237,7 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
         self.capacity = ring.capacity
         owned = ring.engine.owned
         assert owned.manifest.schema is not None
-        self._columns = TransitionColumns(owned.manifest.schema)
+        self._columns = TransitionColumns.of(owned.manifest)
         self._next_observations = NextObservations(owned.disk, owned.folder, owned.manifest, self._columns.observed)
         ring.engine.read_with(
             partial(

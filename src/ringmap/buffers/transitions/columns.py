@@ -26,6 +26,7 @@ from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.columns.values import cast, nested, root
 from ringmap.storage.commit.commit import NUMBERS
+from ringmap.storage.records.manifest import Manifest
 from ringmap.storage.records.step_file import Unlinked
 
 __all__ = ["TransitionColumns"]
@@ -61,9 +62,17 @@ _OWN = {
 
 @dataclass(frozen=True)
 class TransitionColumns:
-    """The columns of one buffer."""
+    """The columns of one buffer, and how the observations are stacked, None if they are stored as they are."""
 
     schema: Schema
+    stack: FrameStack | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> TransitionColumns:
+        """Return the columns of a buffer that has some."""
+        assert manifest.schema is not None
+        stack = manifest.stack and FrameStack(*manifest.stack)
+        return cls(manifest.schema, stack if stack and stack.column in manifest.schema.columns else None)
 
     @classmethod
     def parse(
@@ -92,15 +101,9 @@ class TransitionColumns:
         if action.is_nested:
             raise InputError(f"{where}: action_shape: expected one shape, got a mapping")
         leaves = (spec for tree in (*trees, action) for spec in tree.columns)
-        beside = (*_extras(extra, where), *(() if stack is None else (stack.column,)))
-        return cls(Schema((*leaves, *_SCALARS, _LANES, _NUMBERS, *beside)))
-
-    @cached_property
-    def stack(self) -> FrameStack | None:
-        """How the observations are stacked, None if they are stored as they are."""
-        last = self.schema.columns[-1]
-        found = FrameStack.named(last.name)
-        return found if found is not None and found.column == last else None
+        earlier = () if stack is None else (stack.column,)
+        beside = (*_extras(extra, {*_OWN, *(spec.name for spec in earlier)}, where), *earlier)
+        return cls(Schema((*leaves, *_SCALARS, _LANES, _NUMBERS, *beside)), stack)
 
     @cached_property
     def shown(self) -> Schema:
@@ -300,7 +303,7 @@ class TransitionColumns:
         return nested(batch) if self.is_nested else batch
 
 
-def _extras(extra: Any, where: str) -> tuple[ColumnSpec, ...]:
+def _extras(extra: Any, taken: set[str], where: str) -> tuple[ColumnSpec, ...]:
     """Return the columns for `extra`, name -> (shape, dtype)."""
     if extra is not None and not isinstance(extra, Mapping):
         raise InputError(f"{where}: extra must be a mapping, name -> (shape, dtype), got {extra!r}")
@@ -308,7 +311,7 @@ def _extras(extra: Any, where: str) -> tuple[ColumnSpec, ...]:
     for name, given in (extra or {}).items():
         if not isinstance(name, str) or not name or "/" in name:
             raise InputError(f"{where}: extra: a name is a string without slashes, got {name!r}")
-        if name in _OWN or FrameStack.named(name) is not None:
+        if name in taken:
             raise InputError(f"{where}: extra: {name!r} is a column of every transition; choose another name")
         leaves = Leaves.parse(name, given, np.float32, f"{where}: extra")
         if leaves.is_nested:

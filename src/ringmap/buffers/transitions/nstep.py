@@ -627,7 +627,6 @@ def transition_reader(
 ) -> TransitionReader:
     """Return the reader of a ring of transitions that has columns."""
     manifest = source.manifest
-    assert manifest.schema is not None
-    columns = TransitionColumns(manifest.schema)
+    columns = TransitionColumns.of(manifest)
     following = NextObservations(source.disk, source.folder, manifest, columns.observed)
     return TransitionReader(source, rng, columns, following, manifest.capacity, n_step, gamma)

@@ -8,8 +8,7 @@
 padding: the first frame again ("reset"), or zeros ("zero"). So a stack is read without a look at the rows between, and
 row `p` of a lane takes the frames at p, p - N, ..., p - earlier * N, where N is the number of lanes.
 
-The name of the column says the size and the padding: a directory says how it is to be read, and releases that don't
-know stacks refuse it.
+The manifest says the size and the padding, and so does the name of the column: rings with others don't mix.
 
 Invariants: a stack that is stored is read back bit for bit; one that this is not true of is refused.
 Not here: where rows are, and which of them continue a lane (nstep.py, next_observations.py).
@@ -17,7 +16,6 @@ Not here: where rows are, and which of them continue a lane (nstep.py, next_obse
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,7 +38,6 @@ LANES = 256
 disk."""
 _MOST = 255
 """`earlier` is one byte."""
-_NAME = re.compile(r"stack_([1-9][0-9]{0,2})_(reset|zero)")
 
 
 @dataclass(frozen=True)
@@ -64,12 +61,6 @@ class FrameStack:
         if frame_stack > _MOST:
             raise InputError(f"{where}: frame_stack must be at most {_MOST}, got {frame_stack}")
         return cls(int(frame_stack), padding_type)
-
-    @classmethod
-    def named(cls, name: str) -> FrameStack | None:
-        """Return the stack of a directory with a column of this name; None if it is another column."""
-        found = _NAME.fullmatch(name)
-        return None if found is None else cls(int(found[1]), found[2])
 
     @cached_property
     def column(self) -> ColumnSpec:
