@@ -596,11 +596,13 @@ def checked_priorities(where: str, ids: Any, values: Any) -> tuple[Array, Array]
     """
     if hasattr(values, "detach"):
         values = values.detach().double()  # bfloat16 too
-    positions = np.atleast_1d(as_array(ids, f"{where}: ids", "id"))
+    positions = as_array(ids, f"{where}: ids", "id")
     try:
-        given = np.atleast_1d(as_array(values, f"{where}: values", "value").astype(np.float64, copy=False))
+        given = as_array(values, f"{where}: values", "value").astype(np.float64, copy=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"{where}: ids and values must be numbers: {error}") from None
+    if not positions.ndim or not given.ndim:
+        positions, given = np.atleast_1d(positions, given)
     if positions.ndim != 1 or positions.shape != given.shape or positions.dtype.kind not in "iu":
         raise InputError(
             f"{where}: expected integer ids and values of one shape (B,), got {positions.dtype} {positions.shape} "
