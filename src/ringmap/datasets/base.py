@@ -356,10 +356,6 @@ class Dataset(LoaderDataset):
             return np.arange(len(self.lengths))
         return self._source_episodes.copy()
 
-    def set_episodes(self, lengths: Array, offsets: Array) -> None:
-        """Say where the episodes are, of a dataset that has just been made."""
-        self._lengths, self._offsets = lengths, offsets
-
     def _fresh(self) -> Self:
         """Return a copy that has found nothing yet."""
         made = copy.copy(self)

@@ -13,9 +13,11 @@ Not here: bytes on disk (formats/), the clip arithmetic (base.py, clips/).
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,7 +25,6 @@ from ringmap.clips.facts import Facts
 from ringmap.datasets.base import Dataset, Transform, clip_ids, num_rows
 from ringmap.datasets.image_axes import EpisodeDict, PictureAxes, is_image, to_channels_first
 from ringmap.datasets.loader_batches import as_clip
-from ringmap.datasets.selected import ColumnSource, SelectedSource
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError, UnsupportedError
 from ringmap.extras import require
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -40,6 +41,56 @@ OUTPUTS = ("torch", "numpy")
 _DENSE = 2
 """Rows of a run for each step of an item: up to here, reading the whole run costs less than reading its steps one by
 one."""
+
+
+class ColumnSource(Protocol):
+    """Columns of rows at a path: the seam between a format and `StoredDataset`.
+
+    Obligations: `windows` returns fresh, writable arrays in native byte order, and may be called
+    from any thread; the object pickles without data or handles and opens again by itself in
+    whatever process it wakes up in (fork and spawn), where it refuses a path that now holds
+    something else. It may have `reward_at`, "next" or "same": where rewards stand; `fps`, the steps per second;
+    `first_steps`, how many steps of each episode were evicted; and
+    `unsupported`, name -> what it is ("of dtype ..., which is not read"): columns that are there, sound, and not in
+    `schema`.
+    """
+
+    path: str
+
+    @property
+    def schema(self) -> Schema:
+        """Columns in order: names, per-step shapes, dtypes."""
+        ...
+
+    @property
+    def lengths(self) -> Array:
+        """Steps of each episode, int32."""
+        ...
+
+    @property
+    def offsets(self) -> Array:
+        """Row of each episode's first step, int64."""
+        ...
+
+    @property
+    def episode_columns(self) -> list[str]:
+        """Names of the values that are constant within an episode, first seen first."""
+        ...
+
+    def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
+        """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`.
+
+        Shapes: column -> (len(starts), ceil(length / stride), ...), images in stored order.
+        """
+        ...
+
+    def episode_data(self, episode: int) -> dict[str, Any]:
+        """Return the values that are constant within one episode; {} when it has none."""
+        ...
+
+    def close(self) -> None:
+        """Close the file; the next read opens it again."""
+        ...
 
 
 class StoredDataset(Dataset):
@@ -94,6 +145,8 @@ class StoredDataset(Dataset):
             raise InputError(f"{source.path}: output must be one of {OUTPUTS}, got {output!r}")
         super().__init__(source.lengths, source.offsets, frameskip, num_steps, transform)
         self.source = source
+        self._begins: Array = self._offsets
+        """The row of the source at which each episode begins."""
         Facts.of(source).give(self)
         self.layout = layout
         self.output = output
@@ -116,7 +169,7 @@ class StoredDataset(Dataset):
         self._cache: dict[str, Array] = {}
         self._turned = frozenset(n for n in names if layout == "CHW" and is_image(stored[n]))
         for name in keys_to_cache:
-            self._cache[name] = self.get_col_data(name)
+            self._cache[name] = self._whole(name)
         for target, given in (keys_to_merge or {}).items():
             self.merge_col(given, target)
 
@@ -142,7 +195,8 @@ class StoredDataset(Dataset):
     def marked_ring(self) -> tuple[Handle, Array] | None:
         """Return the ring that the episodes are in, and their positions; None of a format without marks of its own."""
         ask = getattr(self.source, "ring", None)
-        return None if ask is None else ask()
+        found: tuple[Handle, Array] | None = None if ask is None else ask()
+        return found if found is None or self._source_episodes is None else (found[0], found[1][self._source_episodes])
 
     def close(self) -> None:
         """Give the file back, so that it may be appended to; the next read opens it again."""
@@ -156,7 +210,7 @@ class StoredDataset(Dataset):
             raise ClipIndexError(
                 f"{self.path}: steps [{start}, {end}) are out of range for episode {ep} of {length} steps"
             )
-        first = self.offsets[[ep]] + start
+        first = self._begins[[ep]] + start
         found = self._read(list(self._specs), first, end - start, 1)
         steps = EpisodeDict({name: values[0] for name, values in found.items()}, self._turned)
         if self.transform is None:
@@ -185,7 +239,7 @@ class StoredDataset(Dataset):
             raise ClipIndexError(
                 f"{self.path}: steps [{start}, {end}) are out of range for episode {ep} of {self.lengths[ep]} steps"
             )
-        found = self._read(list(columns), self.offsets[[ep]] + start, end - start, 1)
+        found = self._read(list(columns), self._begins[[ep]] + start, end - start, 1)
         return {name: values[0] for name, values in found.items()}
 
     def steps_as_stored(
@@ -194,31 +248,40 @@ class StoredDataset(Dataset):
         """Return steps as they are stored; see `Dataset.steps_as_stored`."""
         specs = self.source.schema.columns
         wanted = [s.name for s in specs if (len(s.shape) <= 1 if names is None else s.name in names)]
-        found = self.source.windows(wanted, self.offsets[[episode]] + start, end - start)
+        found = self.source.windows(wanted, self._begins[[episode]] + start, end - start)
         return {name: values[0] for name, values in found.items()}
 
     def stored_rows(self, first: int, stop: int, names: Sequence[str]) -> dict[str, Array]:
-        """Return the rows of episodes end to end, in one read where they stand so; see `Dataset.stored_rows`."""
-        sizes, offsets = self.lengths[first:stop], self.offsets[first:stop]
-        if not len(sizes) or (np.diff(offsets) != sizes[:-1]).any():
-            return super().stored_rows(first, stop, names)
+        """Return the rows of episodes end to end, in one read for each run of them; see `Dataset.stored_rows`."""
         wanted = [spec.name for spec in self.source.schema.columns if spec.name in names]
-        found = self.source.windows(wanted, offsets[:1], int(sizes.sum(dtype=np.int64)))
-        return {name: values[0] for name, values in found.items()}
+        filled = np.flatnonzero(self.lengths[first:stop]) + first
+        begins, sizes = self._begins[filled], self.lengths[filled].astype(np.int64)
+        cuts = [0, *(np.flatnonzero(begins[1:] != begins[:-1] + sizes[:-1]) + 1).tolist(), len(filled)]
+        runs = list(itertools.pairwise(cuts)) if len(filled) else []
+        parts = [self.source.windows(wanted, begins[a : a + 1], int(sizes[a:b].sum())) for a, b in runs]
+        if not parts:
+            return {n: v[0] for n, v in self.source.windows(wanted, np.zeros(1, np.int64), 0).items()}
+        if len(parts) == 1:
+            return {name: parts[0][name][0] for name in wanted}
+        return {name: np.concatenate([part[name][0] for part in parts]) for name in wanted}
 
     def take(self, episodes: Sequence[int] | Array) -> StoredDataset:
-        """Return a dataset of some of the episodes, in this order, numbered from 0; columns in memory are copied.
+        """Return a dataset of some of the episodes, in this order, numbered from 0; columns in memory are shared.
 
         Raises:
             ClipIndexError: there is no such episode.
         """
         chosen = self._episode_numbers(episodes)
         made = self._name(self._fresh(), chosen)
-        made.source = SelectedSource(self.source, self.lengths, self.offsets, chosen)
-        made.set_episodes(made.source.lengths, made.source.offsets)
-        rows = made.source.rows_of(np.arange(int(made.lengths.sum(dtype=np.int64))))
-        made._cache = {name: values.take(rows, 0) for name, values in self._cache.items()}
+        made._begins, made._lengths = self._begins[chosen], self._lengths[chosen]
+        made._offsets = np.cumsum(made._lengths, dtype=np.int64) - made._lengths
+        made._lengths.flags.writeable = made._offsets.flags.writeable = False
+        made._cache, made._specs = dict(self._cache), dict(self._specs)
         return made
+
+    def _in_source(self, episodes: Array) -> Array:
+        """Return the numbers that episodes have in the source."""
+        return episodes if self._source_episodes is None else self._source_episodes[episodes]
 
     def origins(self) -> tuple[Array, Array]:
         """Return what the ring, or the file, says of each episode; see `Dataset.origins`."""
@@ -229,7 +292,7 @@ class StoredDataset(Dataset):
         lineages, ordinals = super().origins()
         if ORIGIN_KEY in self.source.episode_columns:
             for number in range(len(self.lengths)):
-                said = origin_in(self.source.episode_data(number))
+                said = origin_in(self.episode_data(number))
                 if said is not None:
                     lineages[number], ordinals[number] = np.frombuffer(said[0], np.uint8), said[1]
         return lineages, ordinals
@@ -238,7 +301,7 @@ class StoredDataset(Dataset):
         """Return how many steps of each episode were evicted; a ring knows it without its data. See
         `Dataset.first_steps`."""
         known = getattr(self.source, "first_steps", None)
-        return super().first_steps() if known is None else known
+        return super().first_steps() if known is None else known[self._in_source(np.arange(len(self.lengths)))]
 
     def episode_data(self, episode_idx: int) -> dict[str, Any]:
         """Return the values that are constant within one episode; {} if it has none. Reads those of this episode.
@@ -246,7 +309,9 @@ class StoredDataset(Dataset):
         Raises:
             ClipIndexError: there is no such episode.
         """
-        return dict(self.source.episode_data(self._episode_number(episode_idx)))
+        return dict(
+            self.source.episode_data(int(self._in_source(self._episode_numbers(operator.index(episode_idx)))[0]))
+        )
 
     @property
     def episode_column_names(self) -> list[str]:
@@ -265,7 +330,8 @@ class StoredDataset(Dataset):
         Raises:
             ClipIndexError: there is no such episode.
         """
-        records = [self.source.episode_data(ep) for ep in self._episode_numbers(idx).tolist()]
+        numbers = self._in_source(self._episode_numbers(idx))
+        records = [self.source.episode_data(number) for number in numbers.tolist()]
         return {name: [r.get(name) for r in records] for name in self.episode_column_names}
 
     # -- clips -------------------------------------------------------------------------------
@@ -289,7 +355,7 @@ class StoredDataset(Dataset):
 
     def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
         """As `Dataset._rows_at`, straight from the source: `transform` is not applied."""
-        offsets = self.offsets[episodes]
+        offsets = self._begins[episodes]
         if run is not None:
             return self._windows(names, offsets + (steps + run[0]), run[-1] - run[0] + 1, run.step)
         rows = offsets[:, None] + steps
@@ -356,10 +422,12 @@ class StoredDataset(Dataset):
         Cost: reads and holds the whole column.
         """
         self._check_column(col, "get_col_data")
+        if self._source_episodes is None:
+            return self._whole(col).copy() if col in self._cache else self._whole(col)
         if col in self._cache:
-            return self._cache[col].copy()
-        rows: Array = self._windows([col], np.zeros(1, np.int64), num_rows(self.lengths, self.offsets), 1)[col][0]
-        return rows
+            rows = np.repeat(self._begins - self.offsets, self.lengths) + np.arange(int(self.lengths.sum()))
+            return self._cache[col].take(rows, 0)
+        return self.stored_rows(0, len(self.lengths), [col])[col]
 
     def get_dim(self, col: str) -> int:
         """Return how many values a step of a column holds. O(1).
@@ -389,7 +457,9 @@ class StoredDataset(Dataset):
         names = [n for n in self._specs if re.match(source, n)] if isinstance(source, str) else list(source)
         if not names:
             raise InputError(f"{where}: no column matches {source!r}; there are {self.column_names}")
-        parts = [self.get_col_data(name) for name in names]
+        for name in names:
+            self._check_column(name, "merge_col")
+        parts = [self._whole(name) for name in names]
         parts = [part[:, None] if part.ndim == 1 else part for part in parts]
         try:
             merged = np.concatenate(parts, axis=dim)
@@ -404,6 +474,14 @@ class StoredDataset(Dataset):
         self._turned = self._turned | {target} if turned else self._turned - {target}
 
     # -- helpers -----------------------------------------------------------------------------
+
+    def _whole(self, name: str) -> Array:
+        """Return a column of all rows of the source."""
+        if name in self._cache:
+            return self._cache[name]
+        count = num_rows(self.source.lengths, self.source.offsets)
+        rows: Array = self.source.windows([name], np.zeros(1, np.int64), count)[name][0]
+        return rows
 
     def _windows(self, names: Sequence[str], starts: Array, length: int, stride: int) -> dict[str, Array]:
         """Return windows of columns, from memory where a column is held there."""
