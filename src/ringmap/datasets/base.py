@@ -60,6 +60,7 @@ __all__ = [
     "SelectedDataset",
     "Transform",
     "Where",
+    "WrappedDataset",
     "as_dataset",
     "clip_id",
     "clip_ids",
@@ -988,21 +989,14 @@ class OtherDataset(Dataset):
         self.dataset.close()
 
 
-class SelectedDataset(Dataset):
-    """Some episodes of any dataset.
+class WrappedDataset(Dataset):
+    """A dataset of the episodes of another one, `dataset`; a subclass may number them anew."""
 
-    Args:
-        dataset: the whole.
-        episodes: their numbers there.
-    """
+    dataset: Dataset
 
-    def __init__(self, dataset: Dataset, episodes: Array) -> None:
-        lengths = np.asarray(dataset.lengths, np.int32)[episodes]
-        offsets = np.cumsum(lengths, dtype=np.int64) - lengths
-        super().__init__(lengths, offsets, dataset.frameskip, dataset.num_steps)
-        self.dataset, self._episodes = dataset, episodes
-        self._cut, self.fps, self.reward_at = dataset._cut, dataset.fps, dataset.reward_at
-        self._source_episodes, self._arcs = dataset.source_episodes[episodes], dataset.arcs()
+    def _inner(self, episodes: Array) -> Array:
+        """Return the numbers of episodes in the other dataset."""
+        return episodes
 
     @property
     def column_names(self) -> list[str]:
@@ -1013,19 +1007,20 @@ class SelectedDataset(Dataset):
         return self.dataset._load_slice(self._there(ep), start, end)
 
     def origins(self) -> tuple[Array, Array]:
-        """Return those of the whole dataset."""
+        """Return those of the other dataset."""
         lineages, ordinals = self.dataset.origins()
-        return lineages[self._episodes], ordinals[self._episodes]
+        every = self._inner(np.arange(len(self.lengths)))
+        return lineages[every], ordinals[every]
 
     def are_stored(self, episodes: Array, steps: Array) -> Array | None:
-        """Tell which steps are still stored in the whole dataset."""
-        return self.dataset.are_stored(self._episodes[episodes], steps)
+        """Tell which steps are still stored in the other dataset."""
+        return self.dataset.are_stored(self._inner(episodes), steps)
 
     def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
-        return self.dataset.read_rows(names, self._episodes[episodes], steps, run)
+        return self.dataset.read_rows(names, self._inner(episodes), steps, run)
 
     def picture_axes(self) -> PictureAxes:
-        """Return those of the whole dataset."""
+        """Return those of the other dataset."""
         return self.dataset.picture_axes()
 
     def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
@@ -1046,19 +1041,39 @@ class SelectedDataset(Dataset):
         return self.dataset.episode_column_names
 
     def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
-        """Return the values that are constant within an episode, as the whole dataset does.
+        """Return the values that are constant within an episode, as the other dataset does.
 
         Raises:
             ClipIndexError: there is no such episode.
         """
-        return self.dataset.get_episode_data(self._episodes[self._episode_numbers(idx)])
+        return self.dataset.get_episode_data(self._inner(self._episode_numbers(idx)))
 
     def close(self) -> None:
-        """Close the files of the whole dataset."""
+        """Close the files of the other dataset."""
         self.dataset.close()
 
     def _there(self, episode: int) -> int:
-        return int(self._episodes[self._episode_number(episode)])
+        return int(self._inner(self._episode_numbers(operator.index(episode)))[0])
+
+
+class SelectedDataset(WrappedDataset):
+    """Some episodes of any dataset.
+
+    Args:
+        dataset: the whole.
+        episodes: their numbers there.
+    """
+
+    def __init__(self, dataset: Dataset, episodes: Array) -> None:
+        lengths = np.asarray(dataset.lengths, np.int32)[episodes]
+        offsets = np.cumsum(lengths, dtype=np.int64) - lengths
+        super().__init__(lengths, offsets, dataset.frameskip, dataset.num_steps)
+        self.dataset, self._episodes = dataset, episodes
+        self._cut, self.fps, self.reward_at = dataset._cut, dataset.fps, dataset.reward_at
+        self._source_episodes, self._arcs = dataset.source_episodes[episodes], dataset.arcs()
+
+    def _inner(self, episodes: Array) -> Array:
+        return self._episodes[episodes]
 
 
 def as_dataset(part: Any, where: str) -> Dataset:

@@ -24,6 +24,7 @@ from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import (
     Dataset,
     Where,
+    WrappedDataset,
     as_dataset,
     clip_ids,
 )
@@ -49,7 +50,7 @@ _MAX_WORKERS = 4096
 DEFAULT_GOALS = {"pixels": "goal_pixels", "proprio": "goal_proprio"}
 
 
-class GoalDataset(Forkable, Dataset):
+class GoalDataset(Forkable, WrappedDataset):
     """Adds a goal to each clip of a dataset.
 
     Args:
@@ -143,11 +144,6 @@ class GoalDataset(Forkable, Dataset):
         return {name: goal for name, goal in DEFAULT_GOALS.items() if name in names}
 
     @property
-    def column_names(self) -> list[str]:
-        """Names of the columns of the wrapped dataset, without the goals."""
-        return self.dataset.column_names
-
-    @property
     def lengths(self) -> Array:
         """Steps of each episode, int32."""
         return self.dataset.lengths
@@ -157,30 +153,15 @@ class GoalDataset(Forkable, Dataset):
         """Row of each episode's first step, int64."""
         return self.dataset.offsets
 
-    @property
-    def episode_column_names(self) -> list[str]:
-        """Names of the values that are constant within an episode."""
-        return self.dataset.episode_column_names
-
     def picture_axes(self) -> PictureAxes:
         """Return those of the wrapped dataset, and of the goals, which are as their columns."""
         found = self.dataset.picture_axes()
         goals = self.goal_keys.items() if found else ()
         return {**found, **{goal: found[name] for name, goal in goals if name in found}}
 
-    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
-        return self.dataset._load_slice(ep, start, end)
-
-    def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
-        return self.dataset.read_rows(names, episodes, steps, run)
-
     def load_episode(self, episode_idx: int, *, nest: bool = False) -> dict[str, Any]:
         """Return one whole episode, without goals; as `Dataset.load_episode`."""
         return self.dataset.load_episode(episode_idx, nest=nest)
-
-    def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
-        """Return the values that are constant within an episode."""
-        return self.dataset.get_episode_data(idx)
 
     # -- clips with goals --------------------------------------------------------------------
 
@@ -240,12 +221,6 @@ class GoalDataset(Forkable, Dataset):
         """Return the ring that the episodes of the wrapped dataset are in."""
         return self.dataset.marked_ring()
 
-    def steps_as_stored(
-        self, episode: int, start: int, end: int, names: Sequence[str] | None = None
-    ) -> dict[str, Array]:
-        """Return steps as they are stored; see `Dataset.steps_as_stored`."""
-        return self.dataset.steps_as_stored(episode, start, end, names)
-
     def _over(self, dataset: Any) -> GoalDataset:
         """Return the same goals over another dataset."""
         made = GoalDataset(
@@ -264,10 +239,6 @@ class GoalDataset(Forkable, Dataset):
         ids = clip_ids(indices, "GoalDataset")
         return read_stored(self, self._locate, ids, self._clips_at, "GoalDataset") if len(ids) else []
 
-    def origins(self) -> tuple[Array, Array]:
-        """Return those of the wrapped dataset."""
-        return self.dataset.origins()
-
     def arcs(self) -> Arcs | None:
         """Return those of the wrapped dataset, of a side of these clips its own."""
         return self._arcs or self.dataset.arcs()
@@ -276,10 +247,6 @@ class GoalDataset(Forkable, Dataset):
     def items_are_rows(self) -> bool:
         """Whether an item is a row: never, it has goals."""
         return False
-
-    def are_stored(self, episodes: Array, steps: Array) -> Array | None:
-        """Tell which steps are still stored in the wrapped dataset."""
-        return self.dataset.are_stored(episodes, steps)
 
     def _clips_at(self, numbers: Array) -> list[dict[str, Any]]:
         episodes, starts = self._locate(numbers)
