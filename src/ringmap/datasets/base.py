@@ -788,7 +788,11 @@ class Dataset(LoaderDataset):
 
     def _rows_at(self, names: Sequence[str], episodes: Array, steps: Array, run: range | None) -> dict[str, Array]:
         """As `read_rows`, without `transform` where the dataset stores them."""
-        return rows_by_slices(self._load_slice, names, episodes, steps, run)
+
+        def load(episode: int, start: int, end: int) -> dict[str, Any]:
+            return self.load_steps(episode, start, end, names)
+
+        return rows_by_slices(load, names, episodes, steps, run)
 
     def read_rows(
         self, names: Sequence[str], episodes: Array, steps: Array, run: range | None = None

@@ -359,7 +359,7 @@ class StoredDataset(Dataset):
         if run is not None:
             return self._windows(names, offsets + (steps + run[0]), run[-1] - run[0] + 1, run.step)
         rows = offsets[:, None] + steps
-        if not len(rows):
+        if not len(rows) or rows.shape[1] == 1:
             return self._windows(names, rows[:, 0], rows.shape[1], 1)
         found = {name: self._cache[name].take(rows, 0) for name in names if name in self._cache}
         stored = [name for name in names if name not in found]

@@ -309,8 +309,9 @@ def rows_by_slices(
     if run is not None:
         steps = steps[:, None] + np.array(run)
     parts: dict[str, list[Array]] = {name: [] for name in names}
-    for episode, wanted in zip(episodes.tolist(), steps, strict=True):
-        low, high = int(wanted.min()), int(wanted.max()) + 1
+    lows, highs = steps.min(1).tolist(), (steps.max(1) + 1).tolist()
+    is_run = steps.shape[1] == 1 or bool((np.diff(steps) == 1).all())
+    for episode, low, high, wanted in zip(episodes.tolist(), lows, highs, steps, strict=True):
         found = stored_layout(load_slice(episode, low, high))
         for name in names:
             values = np.asarray(found[name])
@@ -319,5 +320,5 @@ def rows_by_slices(
                     f"a window needs every step of column {name!r}, but steps [{low}, {high}) of episode {episode} "
                     f"came as {len(values)} rows; open the dataset with frameskip=1"
                 )
-            parts[name].append(values[wanted - low])
+            parts[name].append(values if is_run else values[wanted - low])
     return {name: np.stack(values) for name, values in parts.items()}
