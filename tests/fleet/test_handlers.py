@@ -160,9 +160,10 @@ def test_a_handler_in_the_middle_of_a_paced_call_is_refused(tmp_path, ring, hand
         assert pace.drawn == 16
 
 
-def test_a_handler_in_the_middle_of_a_draw_that_waits_is_refused(tmp_path, ring, handled):
+@pytest.mark.parametrize("call", [lambda pace: pace.draw(8), Pace.close])
+def test_a_handler_in_the_middle_of_a_draw_that_waits_is_refused(tmp_path, ring, handled, call):
     pace = Pace(tmp_path, **NUMBERS)
-    told = handled(lambda: pace.draw(8))
+    told = handled(lambda: call(pace))
     for _ in range(2):
         pace.draw(370)  # of 760 that may be drawn
 
@@ -174,6 +175,7 @@ def test_a_handler_in_the_middle_of_a_draw_that_waits_is_refused(tmp_path, ring,
     thread.start()
     pace.draw(300)  # waits for more
     thread.join()
+    assert pace.has_learner
     pace.close()
     assert [type(one) for one in told] == [RoleError]
 

@@ -651,6 +651,27 @@ def test_a_forked_child_is_no_learner_of_its_parents_rank(pace, ring, closes):
     assert pace.drawn == 8
 
 
+def test_a_thread_that_draws_too_waits_for_other_learners(tmp_path, pace, ring):
+    for _ in range(25):
+        write(ring, pace)
+    pace.draw(8)
+    with Pace(tmp_path, **NUMBERS, rank=1) as other:
+        other.draw(8)
+        while pace.ahead <= 0 or pace.ahead + 4 * COMMIT <= SLACK:
+            write(ring, pace)
+        drew = threading.Event()
+
+        def draw():
+            drew.set()
+            other.draw(2 * BATCH)
+
+        timer = threading.Timer(0.3, draw)
+        timer.start()
+        write(ring, pace)
+        assert drew.is_set(), "it did not wait"
+        timer.join()
+
+
 def test_counts_are_decoded_where_another_process_changed_them(tmp_path, pace, ring, monkeypatch):
     for _ in range(25):
         write(ring, pace)
