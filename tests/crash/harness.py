@@ -367,10 +367,13 @@ class Campaign:
 
 
 def half_of(entry, path):
-    """Return the first half of a write that a kill may leave; None of one within a page, which none does."""
-    if entry[0] != "write" or len(entry[3]) < 2 or path.endswith(("episodes.npy", "state.bin")):
+    """Return the first half of a write, whole words of it, that a kill may leave; None of one within a page, which none
+    does."""
+    if entry[0] != "write" or path.endswith(("episodes.npy", "state.bin")):
         return None
-    return (*entry[:3], entry[3][: len(entry[3]) // 2])
+    _, _, offset, data = entry
+    count = (offset + len(data) // 2) // 8 * 8 - offset
+    return (*entry[:3], data[:count]) if count > 0 else None
 
 
 def read_tree(root):

@@ -18,9 +18,10 @@ from ringmap import Column, ReplayBuffer
 from ringmap.errors import CorruptError, EnvironmentFault, SyncFailedError
 from ringmap.storage.sidecars import values
 from ringmap.storage.sidecars.values import MutableValues
-from tests.crash.harness import LEVELS, Draw, Subject, at_length, crash
+from tests.crash.harness import LEVELS, Draw, Subject, Violation, at_length, crash
 from tests.crash.recording import Always, Model, materialise
 from tests.disks import ram_folder
+from tests.tiers import few
 
 __all__ = ["crash"]
 
@@ -180,6 +181,44 @@ def test_a_value_is_whole_and_of_its_own_row(crash, power):
 @LEVELS
 def test_values_at_length(crash, power):
     at_length(lambda seed: crash(Updates, Draw(power, 12), seed, samples=1, share=0.06, prefixes=0.4, kills=1).states)
+
+
+def written_in_place(patch):
+    patch.setattr(values, "_OTHER", np.array([0, 1]))
+
+
+def without_checksums(patch):
+    patch.setattr(values, "_checks_of", lambda rows, seed: np.full(len(rows), 7))
+
+
+def never_synced(patch):
+    patch.setattr(MutableValues, "sync", lambda self, note=True: None)
+
+
+def nothing_is_blanked(patch):
+    patch.setattr(MutableValues, "_blank", lambda self, slots, which: None)
+
+
+def every_boot_is_this_one(patch):
+    patch.setattr(values._Header, "is_of", lambda self, boot: True)
+
+
+PLANTED = [
+    (written_in_place, False),
+    (without_checksums, False),
+    (never_synced, True),
+    (nothing_is_blanked, False),
+    (every_boot_is_this_one, False),
+]
+
+
+@pytest.mark.parametrize(("plant", "power"), few(PLANTED, 3))
+def test_the_campaign_sees_a_missing_guard(crash, monkeypatch, plant, power):
+    plant(monkeypatch)
+    with pytest.raises(Violation) as caught:
+        for seed in range(30):
+            crash(Updates, Draw(power), seed, samples=1, prefixes=0.4, share=0.06, kills=1, halves=True)
+    print(f"{plant.__name__}: {crash.last.states} states of script {seed}: {caught.value.__cause__}")
 
 
 # -- one cut each, and its control ------------------------------------------------------------------

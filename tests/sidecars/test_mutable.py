@@ -7,7 +7,6 @@ code.
 import contextlib
 import errno
 import os
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +23,6 @@ from ringmap.storage.sidecars.base import Copied, Home
 from ringmap.storage.sidecars.values import MutableValues
 from tests.crash.recording import Always, Machine, Model, RecordingDisk, materialise
 from tests.disks import Cut, ram_folder
-from tests.tiers import few
 
 SCHEMA = Schema(
     (
@@ -328,156 +326,6 @@ def test_after_a_failed_sync_the_next_opening_writes_all_values_again():
         materialise(model.crash(Always(0)), place)
         with reader(home_of(Disk(Machine(2)), place)) as again:
             assert look(again, np.arange(4)) == {0: 0, 1: 3, 2: 4, 3: 0}
-
-
-# -- kills and cuts --------------------------------------------------------------------------------
-
-
-def crash_everywhere(base, seed, power, calls=7):
-    """Run a script and crash it after each change; returns how many states were judged.
-
-    Args:
-        base: a folder.
-        seed: of the script.
-        power: whether each update is synced before it returns.
-        calls: of the script.
-    """
-    rng = random.Random(seed)
-    disk, home = recorded(base, f"{seed}-{power}")
-    file = MutableValues(home, write=True)
-    file.begin(0)
-    born, number, head = len(disk.log), 0, ROWS
-    positions = np.arange(head)
-    low, high = dict.fromkeys(range(head), 0), dict.fromkeys(range(head), 0)
-    given = {position: {0} for position in range(head)}
-    synced = dict(low)
-    failed = []  # updates that raised since the last sync: a cut may bring them back
-    marks = [(born, dict(low), dict(synced), dict(high), ())]
-    for _ in range(calls):
-        fate = rng.random()
-        if fate < 0.25:
-            file.sync()
-            synced, failed = dict(low), []
-        elif fate < 0.35:  # another writer
-            file.close()
-            disk.system.boot += rng.random() < 0.5
-            file = MutableValues(home, write=True)
-            file.begin(head)
-            synced, failed = dict(low), []
-        else:
-            which = rng.sample(range(head), rng.randint(1, 2))
-            if power and file.is_dirty:
-                file.sync(note=False)
-                synced, failed = dict(low), []
-            number += 1
-            high = {**low, **dict.fromkeys(which, number)}
-            for position in which:
-                given[position].add(number)
-            marks.append((len(disk.log) + 1, dict(low), dict(synced), dict(high), tuple(failed)))
-            if fate > 0.85:  # torn by an error
-                error = rng.choice([OSError(errno.EIO, "planted"), KeyboardInterrupt()])
-                disk.fail(rng.randint(1, 2), error, partial=True)
-                with contextlib.suppress(OSError, KeyboardInterrupt):
-                    update(file, which, [number] * len(which))
-                disk.lift()
-                low = look(file, positions)
-                failed.append(number)
-            else:
-                update(file, which, [number] * len(which))
-                if power:
-                    file.sync(note=False)
-                    synced, failed = dict(high), []
-                low = dict(high)
-        assert look(file, positions) == low
-        marks.append((len(disk.log), dict(low), dict(synced), dict(low), tuple(failed)))
-    file.close()
-    model, states = Model(disk.tree), 0
-    for prefix, change in enumerate(disk.log, 1):
-        trees = []
-        if prefix > born and change[0] == "write" and change[2] >= 8192 + 4096:  # a kill in its middle
-            _, _, offset, data = change
-            half, torn = data[: rng.randrange(0, len(data), 8)], model.live()  # no word is torn
-            content = bytearray(torn["buf"]["mutable.bin"])
-            content[offset : offset + len(half)] = half
-            torn["buf"]["mutable.bin"] = bytes(content)
-            trees = [torn]
-        model.apply(change)
-        if prefix < born:
-            continue
-        _, least, safe, most, odd = next(mark for mark in reversed(marks) if mark[0] <= prefix)
-        before = next(mark for mark in reversed(marks) if mark[0] < prefix or mark == marks[0])
-        trees = [(tree, before[1], True) for tree in trees] + [(model.live(), least, True)]
-        cuts = (Always(0), Always(1), rng, rng, rng)
-        trees += [(model.crash(way), safe if power else dict.fromkeys(safe, 0), False) for way in cuts]
-        for tree, floor, trusted in trees:
-            states += 1
-            place = os.path.join(base, f"{seed}-{power}-{states}")
-            materialise(tree, place)
-            found = home_of(Disk(Machine(disk.system.boot if trusted else 100)), place)
-
-            with reader(found) as early:
-                seen = look(early, positions)
-                assert set(MutableValues.faults(found, None)) <= {"a header is damaged"}
-                with opened(found, head), reader(found) as file:
-                    assert look(file, positions) == look(early, positions) == seen
-                    assert MutableValues.faults(found, None) == []
-            good = [floor[p] <= n <= most[p] or (not trusted and n in odd) for p, n in seen.items()]
-            assert all(good), f"{seen}, {floor} to {most}, or {odd}"
-            assert all(n in given[p] for p, n in seen.items()), f"{seen} of {given}"
-    return states
-
-
-BOTH = pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
-
-
-@BOTH
-def test_whatever_a_crash_leaves(power):
-    with ram_folder() as folder:
-        assert sum(crash_everywhere(str(folder), seed, power) for seed in range(3)) > 180
-
-
-@pytest.mark.campaign
-@BOTH
-def test_whatever_a_crash_leaves_at_length(power):
-    with ram_folder() as folder:
-        assert sum(crash_everywhere(str(folder), seed, power, 12) for seed in range(100, 300)) > 20_000
-
-
-def written_in_place(monkeypatch):
-    monkeypatch.setattr(mutable, "_OTHER", np.array([0, 1]))
-
-
-def without_checksums(monkeypatch):
-    monkeypatch.setattr(mutable, "_checks_of", lambda rows, seed: np.full(len(rows), 7))
-
-
-def never_synced(monkeypatch):
-    monkeypatch.setattr(MutableValues, "sync", lambda self, note=True: None)
-
-
-def nothing_is_blanked(monkeypatch):
-    monkeypatch.setattr(MutableValues, "_blank", lambda self, slots, which: None)
-
-
-def every_boot_is_this_one(monkeypatch):
-    monkeypatch.setattr(mutable._Header, "is_of", lambda self, boot: True)
-
-
-PLANTED = [
-    (written_in_place, False),
-    (without_checksums, False),
-    (never_synced, True),
-    (nothing_is_blanked, False),
-    (every_boot_is_this_one, False),
-]
-
-
-@pytest.mark.parametrize(("plant", "power"), few(PLANTED, 3))
-def test_a_missing_guard_is_seen(monkeypatch, plant, power):
-    plant(monkeypatch)
-    with ram_folder() as folder, pytest.raises((AssertionError, CorruptError)):
-        for seed in range(60):
-            crash_everywhere(str(folder), seed, power)
 
 
 # -- a write that stops in the middle, and reads between its halves ------------------------------

@@ -20,7 +20,7 @@ from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars.priorities import Leaves, Points, PriorityFile, Range, StoredPriorities
 from tests.crash.priorities import make_small
 from tests.crash.recording import Always, Model, RecordingDisk, materialise
-from tests.disks import Cut, descriptor_of, ram_folder
+from tests.disks import descriptor_of, ram_folder
 from tests.sidecars.test_mutable import home_of
 from tests.tiers import few
 
@@ -68,62 +68,10 @@ def fill(handle, count=60):
         handle.update(number % 7, 1.0 + len(handle.given.get(number % 7, ())) * 7 + number % 7)
 
 
-def lost_by(seed, folder, sessions=3, cuts=60):
-    """Return what is lost, in words, after sessions that are killed, and a power cut at a random moment."""
-    rng, given, synced = random.Random(seed), {}, [(0, {})]
-    root = str(folder / str(seed))
-    materialise({"buf": {}}, root)
-    disk = RecordingDisk(root, tree={"buf": {}})
-    home = made(root, disk)
-    first, value, at = len(disk.log), 1.0, [(0, {})]
-    for _ in range(sessions):
-        disk.fail(rng.randint(3, 60), Cut(), sticky=True)
-        with contextlib.suppress(Cut):
-            handle = Handle(home, given)
-            for _ in range(60):
-                value += 1
-                handle.update(rng.randrange(4), value)
-                at.append((len(disk.log), {p: len(v) for p, v in given.items()}))
-                if rng.random() < 0.1:
-                    handle.file.sync(handle.leaves)
-                    synced.append((len(disk.log), {p: len(v) for p, v in given.items()}))
-        disk.lift()
-        found = loaded(home)[0].values  # a kill takes nothing that had returned
-        for position, values in given.items():
-            newest = at[-1][1].get(position, 0)
-            allowed = [0.0, *values][newest:]
-            if found[position] not in allowed:
-                return f"a kill left {found[position]} at {position}, expected {allowed}"
-            if values and found[position] != values[-1]:
-                values.pop()  # the call that was killed did nothing
-    for cut in range(cuts):
-        moment = rng.randint(first, len(disk.log))
-        model = Model({"buf": {}})
-        for entry in disk.log[:moment]:
-            model.apply(entry)
-        left = str(folder / f"{seed}-{cut}")
-        materialise(model.crash(rng), left)
-        after = home_of(Disk(), left, ROWS)
-        found = loaded(after)[0]
-        counts = [known for logged, known in synced if logged <= moment][-1]
-        for position, values in given.items():
-            allowed = [0.0, *values][counts.get(position, 0) :]
-            if found is None or found.values[position] not in allowed:
-                got = None if found is None else found.values[position]
-                return f"a cut left {got} at {position}, expected {allowed}"
-    return ""
-
-
 @pytest.fixture
 def small(monkeypatch):
     make_small(monkeypatch)
     return monkeypatch
-
-
-@pytest.mark.parametrize("seed", few(range(40), 1))
-def test_a_power_cut_after_a_kill_leaves_what_was_synced(small, seed):
-    with ram_folder() as folder:
-        assert [lost for at in range(10) if (lost := lost_by(10 * seed + at, folder))] == []
 
 
 def test_positions_of_a_log_before_are_no_frame(small):
@@ -540,46 +488,6 @@ def test_a_flush_after_a_failed_one_writes_all_again():
         handle.file.sync(handle.leaves)
         materialise(disk.model.crash(Always(0)), f"{root}-left")
         assert values_now(home_of(Disk(), f"{root}-left", ROWS)).tolist() == handle.leaves.values.tolist()
-
-
-def a_flush_then_a_cut(folder, later=14, cuts=25):
-    """Return what is lost of what a flush made durable, by so many cuts after each change of later updates."""
-    root = str(folder / "root")
-    materialise({"buf": {}}, root)
-    disk = RecordingDisk(root, tree={"buf": {}})
-    handle = Handle(made(root, disk), {})
-    fill(handle, 40)
-    handle.file.sync(handle.leaves)
-    synced, first = handle.leaves.values.copy(), len(disk.log)
-    fill(handle, later)
-    lost = []
-    for moment in range(first, len(disk.log) + 1):
-        model = Model({"buf": {}})
-        for entry in disk.log[:moment]:
-            model.apply(entry)
-        for seed in range(cuts):
-            materialise(model.crash(random.Random(seed)), left := f"{root}-{moment}-{seed}")
-            found, _ = loaded(home_of(Disk(), left, ROWS))
-            if (found.values < synced).any():  # values only rise
-                lost.append((moment, seed))
-    return lost
-
-
-def test_a_cut_leaves_what_was_flushed_or_newer(small):
-    with ram_folder() as folder:
-        assert a_flush_then_a_cut(folder) == []
-
-
-def only_a_sync(self, leaves):
-    if self._end is None:
-        self.write(leaves)
-    self._file.sync()
-
-
-def test_control_a_flush_writes_no_words(small):
-    small.setattr(PriorityFile, "sync", only_a_sync)
-    with ram_folder() as folder:
-        assert a_flush_then_a_cut(folder)
 
 
 def test_control_words_are_not_written_when_the_log_is_full(small):

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import random
 import shutil
 import signal
 import subprocess
@@ -31,7 +32,7 @@ from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.disk.system import System
 from ringmap.storage.records.manifest import read_manifest
 from tests.buffers.steps import episode, stored
-from tests.crash.recording import RecordingDisk, materialise
+from tests.crash.recording import Model, RecordingDisk, materialise
 from tests.disks import FaultyDisk, Through, kill
 from tests.snapshots.race import state_of
 from tests.tiers import few
@@ -641,54 +642,49 @@ def test_a_disk_that_is_really_full(tmp_path):
     assert done.stdout.split() == [str(errno.ENOSPC), "[]"], done.stderr
 
 
-def test_a_power_cut_at_every_change(tmp_path):
-    """Nothing, or all of it: whatever part of what was not synced reaches the disk."""
-    import random
-
-    buffer, rng = filled(None), random.Random(0)
+def cuts_of(tmp_path, buffer, cheats=lambda *_: False, each=False, count=10):
+    """Yield what some power cuts leave of a snapshot: `(has returned, folder)`, after each change, or once it has
+    returned."""
     (tmp_path / "root").mkdir()
-    disk = RecordingDisk(str(tmp_path / "root"))
+    disk, rng, model = RecordingDisk(str(tmp_path / "root"), cheats=cheats), random.Random(0), Model({})
     snapshot_through(disk, buffer, tmp_path / "root/copy")
-    log, whole, nothing = disk.log, 0, 0
-    for at in range(len(log) + 1):
-        model = type(disk.model)({})
-        for entry in log[:at]:
+    for at, entry in enumerate([None, *disk.log]):
+        if entry:
             model.apply(entry)
-        for case in range(3):
+        for case in range(count if each or at == len(disk.log) else 0):
             root = tmp_path / f"{at}-{case}"
             materialise(model.crash(rng), str(root))
-            if (root / "copy").exists():
-                whole += 1
-                assert ringmap.check(root / "copy") == []
-            else:
-                nothing += 1
-                assert at < len(log), "it had returned"
+            yield at == len(disk.log), root / "copy"
             shutil.rmtree(root)
+
+
+def test_a_power_cut_at_every_change(tmp_path):
+    """Nothing, or all of it: whatever part of what was not synced reaches the disk."""
+    whole = nothing = 0
+    for has_returned, copy in cuts_of(tmp_path, filled(None), each=True, count=3):
+        if copy.exists():
+            whole += 1
+            assert ringmap.check(copy) == []
+        else:
+            nothing += 1
+            assert not has_returned
     assert whole >= 3
     assert nothing > 40
 
 
 def priorities_after_cuts(tmp_path, cheats):
     """Return whether each of some cuts after a snapshot had returned left its priorities as they were."""
-    import random
-
-    sampler, rng = PrioritizedSampler(rng=0), random.Random(0)
+    sampler, found = PrioritizedSampler(rng=0), []
     buffer = filled(None, sampler=sampler)
     buffer.sample(4)
     ids = np.arange(buffer.engine.source.tail, buffer.engine.source.head)
     buffer.update_priorities(ids, np.arange(len(ids)))
-    (tmp_path / "root").mkdir()
-    disk = RecordingDisk(str(tmp_path / "root"), cheats=cheats)
-    snapshot_through(disk, buffer, tmp_path / "root/copy")
-    found = []
-    for case in range(10):
-        root = tmp_path / str(case)
-        materialise(disk.model.crash(rng), str(root))
+    for _, path in cuts_of(tmp_path, buffer, cheats):
         copied = PrioritizedSampler(rng=0)
-        with ReplayBuffer.open(root / "copy", sampler=copied) as copy:
+        with ReplayBuffer.open(path, sampler=copied) as copy:
             copy.sample(1)
             same = np.array_equal(copied.probabilities(ids), sampler.probabilities(ids))
-        found.append(same and ringmap.check(root / "copy") == [])
+        found.append(same and ringmap.check(path) == [])
     return found
 
 
@@ -705,21 +701,11 @@ def test_control_of_durable_priorities(tmp_path):
 
 def test_control_of_the_power_cuts(tmp_path):
     """Without the syncs of columns, some cut leaves a snapshot that is not whole."""
-    import random
 
-    buffer, rng = filled(None), random.Random(0)
-    (tmp_path / "root").mkdir()
-    disk = RecordingDisk(
-        str(tmp_path / "root"),
-        cheats=lambda change, path, details: change == "sync" and "/columns/" in path,
-    )
-    snapshot_through(disk, buffer, tmp_path / "root/copy")
-    found = 0
-    for case in range(10):
-        root = tmp_path / str(case)
-        materialise(disk.model.crash(rng), str(root))
-        found += bool((root / "copy").exists() and ringmap.check(root / "copy"))
-    assert found > 0
+    def without(change, path, details):
+        return change == "sync" and "/columns/" in path
+
+    assert any(copy.exists() and ringmap.check(copy) for _, copy in cuts_of(tmp_path, filled(None), without))
 
 
 def test_a_sync_that_fails_is_the_snapshot_s_alone(tmp_path):
@@ -753,13 +739,4 @@ def test_compressed_columns(tmp_path, home):
 
 
 def test_a_power_cut_after_a_snapshot_of_compressed_columns(tmp_path):
-    import random
-
-    buffer, rng = filled(None, storage="zarr"), random.Random(0)
-    (tmp_path / "root").mkdir()
-    disk = RecordingDisk(str(tmp_path / "root"))
-    snapshot_through(disk, buffer, tmp_path / "root/copy")
-    for case in range(10):
-        root = tmp_path / str(case)
-        materialise(disk.model.crash(rng), str(root))
-        assert ringmap.check(root / "copy") == []
+    assert all(ringmap.check(copy) == [] for _, copy in cuts_of(tmp_path, filled(None, storage="zarr")))
