@@ -14,7 +14,6 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import NewerVersionError, UnknownFormatError, UnreleasedVersionError
-from ringmap.storage.commit.files import CommitFiles
 from ringmap.storage.disk import system
 from ringmap.storage.disk.checksums import json_checksum
 from ringmap.storage.disk.files import Disk
@@ -27,7 +26,6 @@ from ringmap.storage.records.manifest import VERSION, read_manifest
 from ringmap.storage.records.state import StateFile
 from ringmap.storage.records.table import CLEAR, EpisodeTable, Record
 from tests.damage.buffers import KINDS, episode_of, make
-from tests.disks import Through
 from tests.tiers import few
 
 # -- sound buffers ---------------------------------------------------------------------------------
@@ -87,65 +85,6 @@ def test_sound_with_a_schema_and_with_files_that_any_system_may_leave(place):
     (place / "a/.DS_Store").touch()
     (place / "a/data/.nfs0000a1").touch()
     assert ringmap.check(place / "a") == []
-
-
-class WatchingDisk(Disk):
-    """Calls something ahead of each change: what lies there then is what a kill would leave."""
-
-    def __init__(self, watch):
-        super().__init__()
-        self.watch = watch
-
-    def before(self, change, path, *details):
-        self.watch(change, path)
-
-
-def life(disk, path):
-    """Everything that a writer does."""
-
-    Buffer = Through(ReplayBuffer, disk)
-    buf = Buffer(30, path=path, spare_rows=5, seed=0, sync_every_s=0)
-    buf.engine.owned.segments._limit = 300
-    for number in range(4):
-        buf.write_episode(episode_of(number, 4))
-    buf.write_episode(episode_of(4, 25))  # longer than the spare rows, and more than is free
-    buf.flush()
-    with buf.begin_episode() as episode:
-        for _ in range(2):
-            episode.append({name: v[0] for name, v in episode_of(5, 1).items() if name != "_episode_data"})
-    buf.clear()
-    buf.write_episode(episode_of(6, 12))
-    buf.engine.owned.abandon()
-    buf = Buffer.open(path, "r+")
-    buf.write_episode(episode_of(7, 3))
-    buf.close()
-
-
-def test_sound_after_a_kill_at_every_change(place):
-    seen = []
-
-    def watch(change, path):
-        born = (place / "a/manifest.json").exists()
-        seen.append((change, path, _checked(place / "a"), born))
-
-    life(WatchingDisk(watch), place / "a")
-    assert [found for found in seen if found[2]] == []
-    assert sum(not found[3] for found in seen) < 30 < 100 < len(seen)
-
-
-@pytest.mark.slow
-def test_control_a_writer_that_does_not_show_its_commits_is_found(place, monkeypatch):
-    found = []
-    monkeypatch.setattr(CommitFiles, "_publish", lambda self, state: setattr(self, "state", state))
-    life(WatchingDisk(lambda *_: found.extend(_checked(place / "a"))), place / "a")
-    assert any("an old copy" in finding.what for finding in found)
-
-
-def _checked(folder):
-    try:
-        return check_folder(Disk(), str(folder))
-    except UnknownFormatError:
-        return []
 
 
 class NudgingDisk(Disk):

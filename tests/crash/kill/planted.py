@@ -250,6 +250,10 @@ def values_in_place(patch):
     patch.setattr(File, "write_each", write_each)
 
 
+def commits_never_shown(patch):
+    patch.setattr(CommitFiles, "_publish", lambda self, state: setattr(self, "state", state))
+
+
 def states_of_several_shown_at_the_end(patch):
     """Show readers the records of a call once the last one is written."""
     real, publish = store.Store.commit_now, CommitFiles._publish
@@ -296,6 +300,7 @@ PLANTS = {
     "words of priorities after the log": (words_after_the_log, "priorities"),
     "values written over the newest, in two pieces": (values_in_place, "values"),
     "labels and their round apart": (labels_and_rounds_apart, "labels"),
+    "commits that readers are not shown": (commits_never_shown, "laps"),
     "states of several episodes shown at the end": (states_of_several_shown_at_the_end, "joined"),
 }
 """Name -> what plants it, and the script that shows it."""
