@@ -146,24 +146,18 @@ def _(at, out):
     os.symlink(join(out, "victim"), join(at, "open"))
 
 
-@case("buffer", "an open episode is a link to a folder whose files would be removed", opens=True)
-def _(at, out):
-    os.symlink(join(out, "victim"), join(at, "open", "0" * 32))
-
-
-@case("buffer", "columns.tmp is a link to a folder whose files would be removed", "columns.tmp")
-def _(at, out):
-    os.symlink(join(out, "victim"), join(at, "columns.tmp"))
-
-
-@case("streaming", "the steps of an open episode are a link out of it", opens=True)
-def _(at, out):
-    move_out(join(only(join(at, "open")), "steps.bin"), out)
-
-
-@case("streaming", "the steps of an open episode are a pipe", opens=True)
-def _(at, out):
-    pipe(join(only(join(at, "open")), "steps.bin"))
+case("buffer", "an open episode is a link to a folder whose files would be removed", opens=True)(
+    lambda at, out: os.symlink(join(out, "victim"), join(at, "open", "0" * 32))
+)
+case("buffer", "columns.tmp is a link to a folder whose files would be removed", "columns.tmp")(
+    lambda at, out: os.symlink(join(out, "victim"), join(at, "columns.tmp"))
+)
+case("streaming", "the steps of an open episode are a link out of it", opens=True)(
+    lambda at, out: move_out(join(only(join(at, "open")), "steps.bin"), out)
+)
+case("streaming", "the steps of an open episode are a pipe", opens=True)(
+    lambda at, out: pipe(join(only(join(at, "open")), "steps.bin"))
+)
 
 
 @case("buffer", "its lock is a link to a file that would be written to", opens=True)
@@ -172,24 +166,14 @@ def _(at, out):
     os.symlink(join(out, "secret"), join(at, "lock"))
 
 
-@case("buffer", "its lock is a pipe", opens=True)
-def _(at, out):
-    pipe(join(at, "lock"))
-
-
-@case("plain", "a compressed column is a link out of it", "000-pixels.zarr")
-def _(at, out):
-    move_out(join(at, "columns/000-pixels.zarr"), out)
-
-
-@case("plain", "a chunk is a link out of it", "c.0.0.0.0")
-def _(at, out):
-    move_out(join(at, "columns/000-pixels.zarr/c.0.0.0.0"), out)
-
-
-@case("plain", "a chunk is a pipe", "c.0.0.0.0")
-def _(at, out):
-    pipe(join(at, "columns/000-pixels.zarr/c.0.0.0.0"))
+case("buffer", "its lock is a pipe", opens=True)(lambda at, out: pipe(join(at, "lock")))
+case("plain", "a compressed column is a link out of it", "000-pixels.zarr")(
+    lambda at, out: move_out(join(at, "columns/000-pixels.zarr"), out)
+)
+case("plain", "a chunk is a link out of it", "c.0.0.0.0")(
+    lambda at, out: move_out(join(at, "columns/000-pixels.zarr/c.0.0.0.0"), out)
+)
+case("plain", "a chunk is a pipe", "c.0.0.0.0")(lambda at, out: pipe(join(at, "columns/000-pixels.zarr/c.0.0.0.0")))
 
 
 for _name in ("priorities.bin", "successors.bin"):
@@ -236,39 +220,23 @@ def forge_record(at, **changes):
     table.close(), states.close()
 
 
-@case("buffer", "the manifest names a file of another folder", "does not make sense")
-def _(at, out):
-    sign(at, lambda body: body["columns"][0].update(file="columns/../../out/moved"))
-
-
-@case("buffer", "the manifest names a file by its whole path", "does not make sense")
-def _(at, out):
-    sign(at, lambda body: body["columns"][0].update(file=join(out, "secret")))
-
-
-@case("buffer", "the manifest is as large as a disk", "manifest.json")
-def _(at, out):
-    vast(join(at, "manifest.json"))
-
-
-@case("buffer", "the manifest is nested without end", "manifest.json")
-def _(at, out):
-    write(join(at, "manifest.json"), b'{"a":' * 1_000_000)
-
-
-@case("buffer", "max_steps is not a number", "does not make sense")
-def _(at, out):
-    sign(at, lambda body: body.update(max_steps=float("nan")))
-
-
-@case("buffer", "the manifest is not text", "manifest.json")
-def _(at, out):
-    write(join(at, "manifest.json"), b'{"format": "\xff\xfe\xed\xa0\x80"}')
-
-
-@case("buffer", "an episode has 2**32 - 1 steps", "record")
-def _(at, out):
-    forge_record(at, length=(1 << 32) - 1)
+case("buffer", "the manifest names a file of another folder", "does not make sense")(
+    lambda at, out: sign(at, lambda body: body["columns"][0].update(file="columns/../../out/moved"))
+)
+case("buffer", "the manifest names a file by its whole path", "does not make sense")(
+    lambda at, out: sign(at, lambda body: body["columns"][0].update(file=join(out, "secret")))
+)
+case("buffer", "the manifest is as large as a disk", "manifest.json")(lambda at, out: vast(join(at, "manifest.json")))
+case("buffer", "the manifest is nested without end", "manifest.json")(
+    lambda at, out: write(join(at, "manifest.json"), b'{"a":' * 1_000_000)
+)
+case("buffer", "max_steps is not a number", "does not make sense")(
+    lambda at, out: sign(at, lambda body: body.update(max_steps=float("nan")))
+)
+case("buffer", "the manifest is not text", "manifest.json")(
+    lambda at, out: write(join(at, "manifest.json"), b'{"format": "\xff\xfe\xed\xa0\x80"}')
+)
+case("buffer", "an episode has 2**32 - 1 steps", "record")(lambda at, out: forge_record(at, length=(1 << 32) - 1))
 
 
 @case("buffer", "an older episode has 2**32 - 1 steps", "record")
@@ -283,14 +251,12 @@ def _(at, out):
     table.close()
 
 
-@case("buffer", "an episode starts ahead of the beginning", "record")
-def _(at, out):
-    forge_record(at, start=-100, length=7)
-
-
-@case("buffer", "the ring was written beyond what a number holds", "record")
-def _(at, out):
-    forge_record(at, start=(1 << 63) - 8, length=7, tail=(1 << 63) - 8)
+case("buffer", "an episode starts ahead of the beginning", "record")(
+    lambda at, out: forge_record(at, start=-100, length=7)
+)
+case("buffer", "the ring was written beyond what a number holds", "record")(
+    lambda at, out: forge_record(at, start=(1 << 63) - 8, length=7, tail=(1 << 63) - 8)
+)
 
 
 @case("buffer", "the ring and its files are as large as a disk", opens=True)
@@ -348,28 +314,22 @@ def _(at, out):
     forge_blob(at, b"{}", data_of([["x", "array", ["|O", [1]], len(payload)]], payload))
 
 
-@case("buffer", "episode data is of a vast shape", "record 3")
-def _(at, out):
-    forge_blob(at, b"{}", data_of([["x", "array", ["<f8", [1 << 40]], 8]], bytes(8)))
-
-
-@case("buffer", "episode data is a number beyond all numbers", "record 3")
-def _(at, out):
-    forge_blob(at, b"{}", data_of([["x", "float", "0x1p99999", 0]], b""))
-
-
-@case("buffer", "the state of sampling is of another generator", opens=True)
-def _(at, out):
-    forge_blob(
+case("buffer", "episode data is of a vast shape", "record 3")(
+    lambda at, out: forge_blob(at, b"{}", data_of([["x", "array", ["<f8", [1 << 40]], 8]], bytes(8)))
+)
+case("buffer", "episode data is a number beyond all numbers", "record 3")(
+    lambda at, out: forge_blob(at, b"{}", data_of([["x", "float", "0x1p99999", 0]], b""))
+)
+case("buffer", "the state of sampling is of another generator", opens=True)(
+    lambda at, out: forge_blob(
         at,
         json.dumps({"sampling": {"step": 1, "rng": {"bit_generator": "os.system"}}}).encode(),
         b"",
     )
-
-
-@case("buffer", "its small state is nested without end", opens=True)
-def _(at, out):
-    forge_blob(at, b"[" * 1_000_000, b"")
+)
+case("buffer", "its small state is nested without end", opens=True)(
+    lambda at, out: forge_blob(at, b"[" * 1_000_000, b"")
+)
 
 
 @case("buffer", "a record's blob is as large as a disk", "record")
@@ -389,9 +349,9 @@ def _(at, out):
             file.write(head + check)
 
 
-@case("transitions", "priorities are as large as a disk", opens=True)
-def _(at, out):
-    os.truncate(join(at, "priorities.bin"), 1 << 40)
+case("transitions", "priorities are as large as a disk", opens=True)(
+    lambda at, out: os.truncate(join(at, "priorities.bin"), 1 << 40)
+)
 
 
 # -- buffers: chunks that explode ------------------------------------------------------------------
@@ -436,14 +396,12 @@ def _(at, out):
     chunk(at, with_crc(numcodecs.Blosc("zstd", 9).encode(bytes(768 * 100))))
 
 
-@case("packed", "a chunk says its size, and is of nothing else", "c.0.0.0.0")
-def _(at, out):
-    chunk(at, with_crc(bytes(4) + (768).to_bytes(4, "little") + bytes(8)))
-
-
-@case("plain", "a chunk is as large as a disk", "c.0.0.0.0")
-def _(at, out):
-    vast(join(at, "columns/000-pixels.zarr/c.0.0.0.0"))
+case("packed", "a chunk says its size, and is of nothing else", "c.0.0.0.0")(
+    lambda at, out: chunk(at, with_crc(bytes(4) + (768).to_bytes(4, "little") + bytes(8)))
+)
+case("plain", "a chunk is as large as a disk", "c.0.0.0.0")(
+    lambda at, out: vast(join(at, "columns/000-pixels.zarr/c.0.0.0.0"))
+)
 
 
 @case("plain", "its codec unpickles", "pickle")
@@ -466,14 +424,10 @@ def link_to_victim(path, out, name="secret"):
     os.symlink(join(out, name), path)
 
 
-@case("folder", "its log is a link to a file that would be cut to nothing", "ep_len.log")
-def _(at, out):
-    link_to_victim(join(at, "ep_len.log"), out)
-
-
-@case("folder", "its log is a pipe", "ep_len.log")
-def _(at, out):
-    pipe(join(at, "ep_len.log"))
+case("folder", "its log is a link to a file that would be cut to nothing", "ep_len.log")(
+    lambda at, out: link_to_victim(join(at, "ep_len.log"), out)
+)
+case("folder", "its log is a pipe", "ep_len.log")(lambda at, out: pipe(join(at, "ep_len.log")))
 
 
 @case("folder", "its log is as large as a disk", opens=True)
@@ -551,29 +505,13 @@ def _(at, out):
     write(join(at, "ep_len.log"), b"")
 
 
-@case("folder", "images are a link out of it", "pixels")
-def _(at, out):
-    move_out(join(at, "pixels"), out)
-
-
-@case("folder", "an image is a link out of it", "ep_0_step_0.png")
-def _(at, out):
-    move_out(join(at, "pixels/ep_0_step_0.png"), out)
-
-
-@case("folder", "an image is a pipe", "ep_0_step_0.png")
-def _(at, out):
-    pipe(join(at, "pixels/ep_0_step_0.png"))
-
-
-@case("folder", "a column is a link out of it", "action.npz")
-def _(at, out):
-    move_out(join(at, "action.npz"), out)
-
-
-@case("folder", "a column is a pipe", "action.npz")
-def _(at, out):
-    pipe(join(at, "action.npz"))
+case("folder", "images are a link out of it", "pixels")(lambda at, out: move_out(join(at, "pixels"), out))
+case("folder", "an image is a link out of it", "ep_0_step_0.png")(
+    lambda at, out: move_out(join(at, "pixels/ep_0_step_0.png"), out)
+)
+case("folder", "an image is a pipe", "ep_0_step_0.png")(lambda at, out: pipe(join(at, "pixels/ep_0_step_0.png")))
+case("folder", "a column is a link out of it", "action.npz")(lambda at, out: move_out(join(at, "action.npz"), out))
+case("folder", "a column is a pipe", "action.npz")(lambda at, out: pipe(join(at, "action.npz")))
 
 
 def columns(at, change):
@@ -592,14 +530,12 @@ def _(at, out):
     columns(at, lambda c: c.__setitem__(1, join(out, "moved")) if c[0] == "action" else None)
 
 
-@case("folder", "a column's file has a NUL in its name", "as a file of the dataset")
-def _(at, out):
-    columns(at, lambda c: c.__setitem__(1, "act\0ion") if c[0] == "action" else None)
-
-
-@case("folder", "images end in the name of another folder", "stored as")
-def _(at, out):
-    columns(at, lambda c: c.__setitem__(2, "png/../../out/secret") if c[0] == "pixels" else None)
+case("folder", "a column's file has a NUL in its name", "as a file of the dataset")(
+    lambda at, out: columns(at, lambda c: c.__setitem__(1, "act\0ion") if c[0] == "action" else None)
+)
+case("folder", "images end in the name of another folder", "stored as")(
+    lambda at, out: columns(at, lambda c: c.__setitem__(2, "png/../../out/secret") if c[0] == "pixels" else None)
+)
 
 
 def plan(at, items):
@@ -649,14 +585,10 @@ def _(at, out):
 # -- datasets: numbers and bytes that are forged ---------------------------------------------------
 
 
-@case("folder", "its description is nested without end", "ep_len.json")
-def _(at, out):
-    write(join(at, "ep_len.json"), b'{"columns":' * 1_000_000)
-
-
-@case("folder", "its description is as large as a disk", "ep_len.json")
-def _(at, out):
-    vast(join(at, "ep_len.json"))
+case("folder", "its description is nested without end", "ep_len.json")(
+    lambda at, out: write(join(at, "ep_len.json"), b'{"columns":' * 1_000_000)
+)
+case("folder", "its description is as large as a disk", "ep_len.json")(lambda at, out: vast(join(at, "ep_len.json")))
 
 
 def npz(path, header, body=b"", method=zipfile.ZIP_STORED, name="arr_0.npy"):
@@ -671,19 +603,15 @@ def header(shape, descr="<f4"):
     return {"descr": descr, "fortran_order": False, "shape": shape}
 
 
-@case("folder", "a column is a pickle", "action.npz")
-def _(at, out):
-    npz(join(at, "action.npz"), header((15,), "|O"), pickle.dumps([Payload(out)] * 15))
-
-
-@case("folder", "a column declares 2**50 rows", "action.npz")
-def _(at, out):
-    npz(join(at, "action.npz"), header((1 << 50, 2)), bytes(120), zipfile.ZIP_DEFLATED)
-
-
-@case("folder", "a column's size wraps around to a small one", "action.npz")
-def _(at, out):
-    npz(join(at, "action.npz"), header((1 << 62, 2)), bytes(120))
+case("folder", "a column is a pickle", "action.npz")(
+    lambda at, out: npz(join(at, "action.npz"), header((15,), "|O"), pickle.dumps([Payload(out)] * 15))
+)
+case("folder", "a column declares 2**50 rows", "action.npz")(
+    lambda at, out: npz(join(at, "action.npz"), header((1 << 50, 2)), bytes(120), zipfile.ZIP_DEFLATED)
+)
+case("folder", "a column's size wraps around to a small one", "action.npz")(
+    lambda at, out: npz(join(at, "action.npz"), header((1 << 62, 2)), bytes(120))
+)
 
 
 @functools.cache
@@ -701,9 +629,9 @@ def packed_column():
     return whole.getvalue()
 
 
-@case("folder", "a packed column becomes 1 GiB", "action.npz")
-def _(at, out):
-    write(join(at, "action.npz"), packed_column())
+case("folder", "a packed column becomes 1 GiB", "action.npz")(
+    lambda at, out: write(join(at, "action.npz"), packed_column())
+)
 
 
 @case("folder", "an episode has 2**31 - 1 steps of images", "can't hold so many images")
@@ -717,9 +645,9 @@ def _(at, out):
     )
 
 
-@case("folder", "an episode starts ahead of the beginning", "do not describe episodes")
-def _(at, out):
-    np.savez(join(at, "ep_offset.npz"), np.array([-9, 5, 8]))
+case("folder", "an episode starts ahead of the beginning", "do not describe episodes")(
+    lambda at, out: np.savez(join(at, "ep_offset.npz"), np.array([-9, 5, 8]))
+)
 
 
 def png(width, height):
@@ -732,9 +660,9 @@ def png(width, height):
     return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", zlib.compress(bytes(100))) + part(b"IEND", b"")
 
 
-@case("folder", "an image has 2**32 pixels", "ep_0_step_0.png")
-def _(at, out):
-    write(join(at, "pixels/ep_0_step_0.png"), png(1 << 16, 1 << 16))
+case("folder", "an image has 2**32 pixels", "ep_0_step_0.png")(
+    lambda at, out: write(join(at, "pixels/ep_0_step_0.png"), png(1 << 16, 1 << 16))
+)
 
 
 @case("folder", "another program's image has 2**32 pixels", "pixels")
@@ -743,9 +671,9 @@ def _(at, out):
     write(join(at, "pixels/ep_0_step_0.png"), png(1 << 16, 1 << 16))
 
 
-@case("folder", "images are declared 2**40 bytes each", "pixels")
-def _(at, out):
-    columns(at, lambda c: c.__setitem__(4, [1 << 19, 1 << 19, 3]) if c[0] == "pixels" else None)
+case("folder", "images are declared 2**40 bytes each", "pixels")(
+    lambda at, out: columns(at, lambda c: c.__setitem__(4, [1 << 19, 1 << 19, 3]) if c[0] == "pixels" else None)
+)
 
 
 @case("folder", "an image is of a format that no dataset has", "ep_0_step_0.png")
@@ -755,12 +683,12 @@ def _(at, out):
     Image.new("RGB", (8, 8)).save(join(at, "pixels/ep_0_step_0.png"), "BMP")
 
 
-@case("folder", "an image is PostScript, which pillow has Ghostscript run", "ep_0_step_0.png")
-def _(at, out):
-    write(
+case("folder", "an image is PostScript, which pillow has Ghostscript run", "ep_0_step_0.png")(
+    lambda at, out: write(
         join(at, "pixels/ep_0_step_0.png"),
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n" + SECRET,
     )
+)
 
 
 @case("folder", "episode data is a pickle", "data of episode")
@@ -868,9 +796,7 @@ def _(h5py, file, out):
     file.create_dataset("x", (15,), h5py.vlen_dtype(np.uint8))
 
 
-@case("hdf5", "its journal is a pipe", ".journal")
-def _(at, out):
-    pipe(at + ".journal")
+case("hdf5", "its journal is a pipe", ".journal")(lambda at, out: pipe(at + ".journal"))
 
 
 @case("hdf5", "its journal is as large as a disk", opens=True)
@@ -880,9 +806,9 @@ def _(at, out):
         file.write(struct.pack("<8sQQQ", b"RINGMAPJ", 1, 1 << 27, 0))
 
 
-@case("hdf5", "its journal is a link out of it", ".journal")
-def _(at, out):
-    os.symlink(join(out, "secret"), at + ".journal")
+case("hdf5", "its journal is a link out of it", ".journal")(
+    lambda at, out: os.symlink(join(out, "secret"), at + ".journal")
+)
 
 
 def journal(path, page, before, after, size):
@@ -911,14 +837,10 @@ def _(at, out):
     journal(at + ".journal", 7, bytes(4096), b"from a stranger".ljust(4096), 8 * 4096)
 
 
-@case("hdf5 in a folder", "it is a link out of it", "No format detected")
-def _(at, out):
-    move_out(join(at, "data.h5"), out)
-
-
-@case("hdf5 in a folder", "it is a pipe", "is a pipe")
-def _(at, out):
-    pipe(join(at, "data.h5"))
+case("hdf5 in a folder", "it is a link out of it", "No format detected")(
+    lambda at, out: move_out(join(at, "data.h5"), out)
+)
+case("hdf5 in a folder", "it is a pipe", "is a pipe")(lambda at, out: pipe(join(at, "data.h5")))
 
 
 # -- Zarr ------------------------------------------------------------------------------------------
@@ -950,27 +872,15 @@ def _(at, out):
     write(join(at, "data/action/0.0"), numcodecs.Base64().encode(bytes(16384 * 8)))
 
 
-@case("zarr", "a column holds Python objects", "action")
-def _(at, out):
-    edit(
+case("zarr", "a column holds Python objects", "action")(
+    lambda at, out: edit(
         join(at, "data/action/.zarray"),
         lambda body: body.update(dtype="|O", filters=[{"id": "pickle"}]),
     )
-
-
-@case("zarr", "a chunk is a link out of it", "0.0.0.0")
-def _(at, out):
-    move_out(join(at, "data/pixels/0.0.0.0"), out)
-
-
-@case("zarr", "a chunk is a pipe", "0.0.0.0")
-def _(at, out):
-    pipe(join(at, "data/pixels/0.0.0.0"))
-
-
-@case("zarr", "an array is a link out of it", "pixels")
-def _(at, out):
-    move_out(join(at, "data/pixels"), out)
+)
+case("zarr", "a chunk is a link out of it", "0.0.0.0")(lambda at, out: move_out(join(at, "data/pixels/0.0.0.0"), out))
+case("zarr", "a chunk is a pipe", "0.0.0.0")(lambda at, out: pipe(join(at, "data/pixels/0.0.0.0")))
+case("zarr", "an array is a link out of it", "pixels")(lambda at, out: move_out(join(at, "data/pixels"), out))
 
 
 @case("zarr", "a column's array is named in another folder", "out/moved")
@@ -983,12 +893,12 @@ def _(at, out):
     edit(join(at, "data/.zattrs"), change)
 
 
-@case("zarr", "chunks have 2**40 bytes", "chunks")
-def _(at, out):
-    edit(
+case("zarr", "chunks have 2**40 bytes", "chunks")(
+    lambda at, out: edit(
         join(at, "data/action/.zarray"),
         lambda body: body.update(chunks=[1 << 38, 2], shape=[1 << 38, 2]),
     )
+)
 
 
 @case("zarr", "a chunk becomes 1 GiB", "0.0")
@@ -1000,32 +910,20 @@ def _(at, out):
     write(join(at, "data/action/0.0"), gzip_of_zeros(256))
 
 
-@case("zarr", "metadata is nested without end", ".zarray")
-def _(at, out):
-    write(join(at, "meta/episode_ends/.zarray"), b"[" * 1_000_000)
+case("zarr", "metadata is nested without end", ".zarray")(
+    lambda at, out: write(join(at, "meta/episode_ends/.zarray"), b"[" * 1_000_000)
+)
 
 
 # -- Lance -----------------------------------------------------------------------------------------
 
 
-@case("lance", "a file of rows is a link out of it", "data")
-def _(at, out):
-    move_out(only(join(at, "data")), out)
-
-
-@case("lance", "its files of rows are a link out of it", "data")
-def _(at, out):
-    move_out(join(at, "data"), out)
-
-
-@case("lance", "a file of rows is a pipe", "data")
-def _(at, out):
-    pipe(only(join(at, "data")))
-
-
-@case("lance", "its log is a link to a file that would be cut to nothing", "ep_len.log")
-def _(at, out):
-    link_to_victim(join(at, "ep_len.log"), out)
+case("lance", "a file of rows is a link out of it", "data")(lambda at, out: move_out(only(join(at, "data")), out))
+case("lance", "its files of rows are a link out of it", "data")(lambda at, out: move_out(join(at, "data"), out))
+case("lance", "a file of rows is a pipe", "data")(lambda at, out: pipe(only(join(at, "data"))))
+case("lance", "its log is a link to a file that would be cut to nothing", "ep_len.log")(
+    lambda at, out: link_to_victim(join(at, "ep_len.log"), out)
+)
 
 
 @case("lance", "its rows lie under another base", "elsewhere")
@@ -1050,27 +948,19 @@ def lance_table(at, change):
     lance.write_dataset(table.replace_schema_metadata({b"ringmap": json.dumps(described)}), at)
 
 
-@case("lance", "its images are declared 2**40 bytes each", "pixels")
-def _(at, out):
-    lance_table(at, lambda columns: columns[0].__setitem__(4, [1 << 19, 1 << 19, 3]))
-
-
-@case("lance", "a column of no bytes is declared 2**39", "lies")
-def _(at, out):
-    lance_table(at, lambda columns: columns.append(["lies", "lies", "none", "|u1", [1 << 39]]))
+case("lance", "its images are declared 2**40 bytes each", "pixels")(
+    lambda at, out: lance_table(at, lambda columns: columns[0].__setitem__(4, [1 << 19, 1 << 19, 3]))
+)
+case("lance", "a column of no bytes is declared 2**39", "lies")(
+    lambda at, out: lance_table(at, lambda columns: columns.append(["lies", "lies", "none", "|u1", [1 << 39]]))
+)
 
 
 # -- video -----------------------------------------------------------------------------------------
 
 
-@case("video", "a video is a link out of it", "ep_0.mp4")
-def _(at, out):
-    move_out(join(at, "pixels/ep_0.mp4"), out)
-
-
-@case("video", "a video is a pipe", "ep_0.mp4")
-def _(at, out):
-    pipe(join(at, "pixels/ep_0.mp4"))
+case("video", "a video is a link out of it", "ep_0.mp4")(lambda at, out: move_out(join(at, "pixels/ep_0.mp4"), out))
+case("video", "a video is a pipe", "ep_0.mp4")(lambda at, out: pipe(join(at, "pixels/ep_0.mp4")))
 
 
 @case("video", "a video is a list of other files", "ep_0.mp4")
@@ -1148,29 +1038,19 @@ def _(at, out):
     info(at, data_path=out + "/moved/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet")
 
 
-@case("lerobot", "a path is padded to 2**40 characters", "expected fields as in")
-def _(at, out):
-    info(at, data_path="data/{chunk_index:>1099511627776}")
-
-
-@case("lerobot", "a path looks into Python's objects", "expected fields as in")
-def _(at, out):
-    info(at, data_path="data/{chunk_index.__class__.__mro__}")
-
-
-@case("lerobot", "rows are a link out of it", "file-000.parquet")
-def _(at, out):
-    move_out(join(at, "data/chunk-000/file-000.parquet"), out)
-
-
-@case("lerobot", "its description is a pipe", "No format detected")
-def _(at, out):
-    pipe(join(at, "meta/info.json"))
-
-
-@case("lerobot", "its description is nested without end", "No format detected")
-def _(at, out):
-    write(join(at, "meta/info.json"), b"[" * 1_000_000)
+case("lerobot", "a path is padded to 2**40 characters", "expected fields as in")(
+    lambda at, out: info(at, data_path="data/{chunk_index:>1099511627776}")
+)
+case("lerobot", "a path looks into Python's objects", "expected fields as in")(
+    lambda at, out: info(at, data_path="data/{chunk_index.__class__.__mro__}")
+)
+case("lerobot", "rows are a link out of it", "file-000.parquet")(
+    lambda at, out: move_out(join(at, "data/chunk-000/file-000.parquet"), out)
+)
+case("lerobot", "its description is a pipe", "No format detected")(lambda at, out: pipe(join(at, "meta/info.json")))
+case("lerobot", "its description is nested without end", "No format detected")(
+    lambda at, out: write(join(at, "meta/info.json"), b"[" * 1_000_000)
+)
 
 
 @case("lerobot", "an episode has 2**31 - 1 steps", "rows of all episodes")
@@ -1185,9 +1065,9 @@ def _(at, out):
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-@case("lerobot", "a step of a column takes 2**40 bytes", "action")
-def _(at, out):
-    edit(join(at, "meta/info.json"), lambda body: body["features"]["action"].update(shape=[1 << 38]))
+case("lerobot", "a step of a column takes 2**40 bytes", "action")(
+    lambda at, out: edit(join(at, "meta/info.json"), lambda body: body["features"]["action"].update(shape=[1 << 38]))
+)
 
 
 @case("minari", "its environment is a command", "runs code of its choice")
@@ -1240,14 +1120,12 @@ def _(at, out):
         group.create_dataset("observations", (4, 2), "f4", external=[(join(out, "secret"), 0, 32)])
 
 
-@case("minari", "it has 2**50 episodes", "total_episodes")
-def _(at, out):
-    edit(join(at, "data/metadata.json"), lambda body: body.update(total_episodes=1 << 50))
-
-
-@case("minari", "its file is a link out of it", "main_data.hdf5")
-def _(at, out):
-    move_out(join(at, "data/main_data.hdf5"), out)
+case("minari", "it has 2**50 episodes", "total_episodes")(
+    lambda at, out: edit(join(at, "data/metadata.json"), lambda body: body.update(total_episodes=1 << 50))
+)
+case("minari", "its file is a link out of it", "main_data.hdf5")(
+    lambda at, out: move_out(join(at, "data/main_data.hdf5"), out)
+)
 
 
 @case("minari", "a space has 2**40 values", "observation_space")
@@ -1295,38 +1173,20 @@ def _(at, out):
         data["demo_0"].attrs["num_samples"] = 1 << 50
 
 
-@case("robomimic", "it is cut in the middle", "can't be")
-def _(at, out):
-    os.truncate(at, os.path.getsize(at) // 2)
-
-
-@case("robomimic", "it is a link out of it", opens=True, named=True)
-def _(at, out):
-    move_out(at, out)
-
-
-@case("robomimic", "it is a pipe", "is a pipe")
-def _(at, out):
-    pipe(at)
+case("robomimic", "it is cut in the middle", "can't be")(lambda at, out: os.truncate(at, os.path.getsize(at) // 2))
+case("robomimic", "it is a link out of it", opens=True, named=True)(lambda at, out: move_out(at, out))
+case("robomimic", "it is a pipe", "is a pipe")(lambda at, out: pipe(at))
 
 
 def table_of(at):
     return only(at, "data-", ".parquet")
 
 
-@case("parquet", "its table is a link out of it", "data-00000.parquet")
-def _(at, out):
-    move_out(table_of(at), out)
-
-
-@case("parquet", "its table is a pipe", "data-00000.parquet")
-def _(at, out):
-    pipe(table_of(at))
-
-
-@case("parquet", "its footer is cut", "can't be read")
-def _(at, out):
-    os.truncate(table_of(at), os.path.getsize(table_of(at)) - 20)
+case("parquet", "its table is a link out of it", "data-00000.parquet")(lambda at, out: move_out(table_of(at), out))
+case("parquet", "its table is a pipe", "data-00000.parquet")(lambda at, out: pipe(table_of(at)))
+case("parquet", "its footer is cut", "can't be read")(
+    lambda at, out: os.truncate(table_of(at), os.path.getsize(table_of(at)) - 20)
+)
 
 
 @case("parquet", "its footer claims 2 GiB", "can't be read")
@@ -1336,9 +1196,7 @@ def _(at, out):
         file.write((0x7FFFFFF0).to_bytes(4, "little"))
 
 
-@case("parquet", "its table is 1 TiB of nothing", "can't be read")
-def _(at, out):
-    vast(table_of(at))
+case("parquet", "its table is 1 TiB of nothing", "can't be read")(lambda at, out: vast(table_of(at)))
 
 
 # -- RLDS ------------------------------------------------------------------------------------------
@@ -1373,14 +1231,8 @@ def one_record(at, features, **values):
 FLAG = {"tensor": {"dtype": "bool", "shape": {}, "encoding": "none"}}
 
 
-@case("rlds", "its records are a link out of it", "robot-test")
-def _(at, out):
-    move_out(records_of(at), out)
-
-
-@case("rlds", "its records are a pipe", "robot-test")
-def _(at, out):
-    pipe(records_of(at))
+case("rlds", "its records are a link out of it", "robot-test")(lambda at, out: move_out(records_of(at), out))
+case("rlds", "its records are a pipe", "robot-test")(lambda at, out: pipe(records_of(at)))
 
 
 @case("rlds", "its records are named in another folder", "expected the name of one")
@@ -1390,14 +1242,10 @@ def _(at, out):
     edit(join(at, "dataset_info.json"), lambda body: body.update(name="../out/robot"))
 
 
-@case("rlds", "its description is a pipe", "No format detected")
-def _(at, out):
-    pipe(join(at, "features.json"))
-
-
-@case("rlds", "its description is nested without end", "No format detected")
-def _(at, out):
-    write(join(at, "features.json"), b"[" * 1_000_000)
+case("rlds", "its description is a pipe", "No format detected")(lambda at, out: pipe(join(at, "features.json")))
+case("rlds", "its description is nested without end", "No format detected")(
+    lambda at, out: write(join(at, "features.json"), b"[" * 1_000_000)
+)
 
 
 @case("rlds", "its features are nested in each other", "expected a description")
@@ -1408,9 +1256,7 @@ def _(at, out):
     one_record(at, {"deep": inner})
 
 
-@case("rlds", "its records are 1 TiB of nothing", "another checksum")
-def _(at, out):
-    vast(records_of(at))
+case("rlds", "its records are 1 TiB of nothing", "another checksum")(lambda at, out: vast(records_of(at)))
 
 
 @case("rlds", "a record has 2**60 bytes", "ends beyond the file")
@@ -1421,9 +1267,9 @@ def _(at, out):
     write(records_of(at), head + struct.pack("<I", _masked(head)))
 
 
-@case("rlds", "a feature reaches beyond its record", "beyond")
-def _(at, out):
-    write(records_of(at), frame(b"\x0a\xff\xff\xff\xff\xff\xff\x7f"))
+case("rlds", "a feature reaches beyond its record", "beyond")(
+    lambda at, out: write(records_of(at), frame(b"\x0a\xff\xff\xff\xff\xff\xff\x7f"))
+)
 
 
 @case("rlds", "a step of a column takes 2**40 bytes", "action")
@@ -1475,14 +1321,10 @@ def _(at, out):
     torch.save(Payload(out), at)
 
 
-@case("rollout", "it is a pickle of the old kind", "no file of a RolloutBuffer")
-def _(at, out):
-    write(at, pickle.dumps(Payload(out)))
-
-
-@case("rollout", "it is a pipe", "no regular file")
-def _(at, out):
-    pipe(at)
+case("rollout", "it is a pickle of the old kind", "no file of a RolloutBuffer")(
+    lambda at, out: write(at, pickle.dumps(Payload(out)))
+)
+case("rollout", "it is a pipe", "no regular file")(lambda at, out: pipe(at))
 
 
 @case("rollout", "it has more steps than the buffer", "")
