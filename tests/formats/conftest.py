@@ -10,5 +10,6 @@ from ringmap.formats.common import disk
 @pytest.fixture(autouse=True)
 def syncs(monkeypatch):
     paths = []
-    monkeypatch.setattr(disk, "sync_all", lambda path: paths.append(os.path.basename(path)))
+    for name in ("sync_all", "sync_file"):
+        monkeypatch.setattr(disk, name, lambda path: paths.append(os.path.basename(path)))
     return paths

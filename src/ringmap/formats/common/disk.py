@@ -36,6 +36,7 @@ __all__ = [
     "replace_file",
     "reserve",
     "sync_all",
+    "sync_file",
     "truncate",
     "unlock",
     "write",
@@ -144,6 +145,16 @@ def exchange(left: str, right: str) -> bool:
     if code in (errno.EINVAL, errno.ENOSYS):
         return False
     raise OSError(code, os.strerror(code), left)
+
+
+def sync_file(path: str) -> None:
+    """Sync a file and its name to the disk."""
+    fd = os.open(path, os.O_RDONLY | BINARY)
+    try:
+        _system.sync(fd)
+    finally:
+        os.close(fd)
+    _system.sync_folder(os.path.dirname(os.path.abspath(path)))
 
 
 def sync_all(folder: str) -> None:

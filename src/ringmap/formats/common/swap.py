@@ -105,6 +105,10 @@ class Staging:
             for item in self.items
         }
         disk.sync_all(self.folder)
+        if all(old is None for old, _ in plan.values()):  # nothing is replaced: the main one comes last, in one step
+            for item in (item for item in reversed(self.items) if plan[item][1] is not None):
+                disk.replace(os.path.join(self.folder, item), os.path.join(self.parent, item))
+            return
         disk.replace_file(os.path.join(self.folder, PLAN), json.dumps(plan).encode())
         disk.sync_all(self.folder)
         _carry_out(os.path.join(self.parent, self.items[0]), self.folder, self._owns)

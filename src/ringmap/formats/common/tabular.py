@@ -192,12 +192,12 @@ class TabularWriter(EpisodeWriter):
 
     # -- as an EpisodeWriter -----------------------------------------------------------------
 
-    def resume(self, path: str) -> None:
+    def resume(self, dataset: Any) -> None:
         """Find out how the images of an existing dataset are stored."""
-        self._columns = self.format.columns(path) if path else ()
-        data = os.path.join(path, DATA)
-        if path and os.path.exists(data) and not fits(_mark_in(data), *_episodes(path)):
-            raise refuse_other_table(path)
+        self._columns = list(dataset.source.columns.values()) if dataset else ()
+        data = os.path.join(self.path, DATA)
+        if dataset and os.path.exists(data) and not fits(_mark_in(data), dataset.lengths, dataset.offsets):
+            raise refuse_other_table(self.path)
 
     def encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         """Return the columns, images encoded."""

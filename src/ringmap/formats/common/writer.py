@@ -122,6 +122,7 @@ class EpisodeWriter:
     _episodes = 0
     _rows = 0
     _drain_at = 0
+    _lengths: Array | None = None
 
     def __init__(self, path: str | os.PathLike[str], mode: str | None = None, progress: bool = False) -> None:
         appends = self.format.appends
@@ -184,8 +185,8 @@ class EpisodeWriter:
         """
         raise NotImplementedError(f"{type(self).__name__}.extend")
 
-    def resume(self, path: str) -> None:
-        """Look at the dataset that is extended, before the first episode; "" for a new one."""
+    def resume(self, dataset: Any) -> None:
+        """Look at the open dataset that is extended, before the first episode; None for a new one."""
 
     def rewritten(self, path: str) -> int:
         """Return how many existing bytes `extend` writes again: the log grows as large."""
@@ -334,8 +335,7 @@ class EpisodeWriter:
             # Before the episode: it is written once the log has its record, whatever happens to older ones.
             if self._log.size >= self._drain_at:
                 try:
-                    self._drain()
-                    self._log.start(base_of(self._look(self._target)[0]))
+                    self._log.start(base_of(self._drain()))
                     self._drain_at = self._next_drain()
                 except LockedError:  # another program has the file open
                     self._drain_at = self._log.size + self.group_nbytes
@@ -381,6 +381,8 @@ class EpisodeWriter:
 
     def _begin(self) -> None:
         """Open the dataset for writing."""
+        from ringmap.datasets.stored_episodes import schema_of
+
         exists = self._find()
         replaces = exists and self.mode == "overwrite"
         disk.make_folder(os.path.dirname(self.path))
@@ -396,7 +398,7 @@ class EpisodeWriter:
         if exists and self.mode == "error":
             self._check_bare()  # another writer may have been faster than the lock
         self._said.clear()
-        self._target, schema, lengths = self.path, None, np.empty(0, np.int32)
+        self._target, self._schema, lengths = self.path, None, np.empty(0, np.int32)
         self._log = Log(log_path(self.path))
         if replaces:  # the log goes with the old dataset
             assert self._staging is not None
@@ -404,11 +406,14 @@ class EpisodeWriter:
             self._log = Log(os.path.join(self._staging.folder, "unfinished"))
         else:
             self._take_over()
-            lengths, schema, facts = self._look(self.path)
-            if len(lengths):
-                self._agree(facts)
-        self.resume(self.path if schema is not None else "")
-        self._schema = schema
+            with self._opened(self.path) as dataset:
+                lengths, self._schema = np.asarray(dataset.lengths), schema_of(dataset, type(self).__name__)
+                if self._schema is not None:
+                    self._agree(Facts.of(dataset))
+                    self.resume(dataset)
+        if self._schema is None:
+            self.resume(None)
+        self._lengths = lengths
         self._episodes, self._rows = len(lengths), int(lengths.sum(dtype=np.int64))
         self._log.start(base_of(lengths))
         self._drain_at = self._next_drain()
@@ -424,8 +429,7 @@ class EpisodeWriter:
         done = f"all its episodes are written and can be read, do not write them again: {then}"
         with _named(f"{type(self).__name__}: {self.path}", done):
             self._drain()
-            disk.sync_all(os.path.dirname(self.path))
-            self._log.remove()
+            self._drop_log()
 
     def _close(self) -> None:
         """Close everything; remove an unfinished dataset beside another one."""
@@ -458,26 +462,26 @@ class EpisodeWriter:
         name = os.path.basename(self.path)
         return [name, name.removesuffix(os.path.splitext(self.beside)[1]) + self.beside] if self.beside else [name]
 
-    def _look(self, path: str) -> tuple[Array, Schema | None, Facts]:
-        """Return the lengths of a dataset's episodes, its columns if it has any yet, and what it states of them."""
-        from ringmap.datasets.stored_episodes import schema_of
+    def _look(self, path: str) -> Array:
+        """Return the lengths of a dataset's episodes."""
+        with self._opened(path) as dataset:
+            return np.asarray(dataset.lengths)
 
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[Any]:
         try:
-            opened = self._opened(path)
+            dataset = self.format.open_reader(path, layout="HWC")
         except UnsupportedError as error:
             raise UnsupportedError(f"{type(self).__name__}: nothing can be appended to it: {error}") from error
-        with contextlib.closing(opened) as dataset:
-            return np.asarray(dataset.lengths), schema_of(dataset, type(self).__name__), Facts.of(dataset)
-
-    def _opened(self, path: str) -> Any:
-        return self.format.open_reader(path, layout="HWC")
+        with contextlib.closing(dataset):
+            yield dataset
 
     def _stored(self, path: str) -> Iterator[Record]:
         """Yield the episodes of a dataset that is exported again, with more of them."""
         from ringmap.datasets.stored_episodes import episodes_of
 
         name = type(self).__name__
-        with contextlib.closing(self._opened(path)) as dataset:
+        with self._opened(path) as dataset:
             for number, (columns, data) in enumerate(episodes_of(dataset, self.format.supports_episode_data)):
                 found = check_episode({**columns, EPISODE_DATA_KEY: data}, None, name)
                 if found is not None:
@@ -510,7 +514,7 @@ class EpisodeWriter:
         """Raise ExistsError, but for a dataset without episodes and other files: a killed writer left it."""
         path = self.path
         with contextlib.suppress(RingmapError):
-            if self.format.detect(path) and all(map(self._owns, each_file(path))) and not len(self._look(path)[0]):
+            if self.format.detect(path) and all(map(self._owns, each_file(path))) and not len(self._look(path)):
                 left = pending_at(path)
                 if left is None:
                     return
@@ -548,16 +552,26 @@ class EpisodeWriter:
         except FileNotFoundError:
             return
         self._drain()
-        disk.sync_all(os.path.dirname(self.path))
+        self._drop_log()
+
+    def _drop_log(self) -> None:
+        """Remove the log, once what came out of it is on the disk."""
+        if os.path.isfile(self.path):
+            disk.sync_file(self.path)
+        else:
+            disk.sync_all(os.path.dirname(self.path))
         self._log.remove()
 
-    def _drain(self) -> None:
-        """Add the episodes of the log that the dataset lacks."""
+    def _drain(self) -> Array:
+        """Add the episodes of the log that the dataset lacks, and return the lengths of all that it has then."""
         path, fresh = self._target, not os.path.lexists(self._target)
-        old = 0 if fresh else len(lengths := self._look(path)[0])
-        pending = Pending(self._log, np.empty(0, np.int32) if fresh else lengths, path)
+        lengths, self._lengths = self._lengths, None  # not known, if this is interrupted
+        if lengths is None:
+            lengths = np.empty(0, np.int32) if fresh else self._look(path)
+        old, pending = len(lengths), Pending(self._log, lengths, path)
         if not pending.places:
-            return
+            self._lengths = lengths
+            return lengths
         try:
             if fresh:
                 self.export(pending, path)
@@ -576,14 +590,16 @@ class EpisodeWriter:
                 "one that is to blame, write the others to a new dataset by convert(..., where='episode != N'), and "
                 "delete that file"
             ) from error
-        stored = len(self._look(path)[0])
-        if stored != old + len(pending):
+        lengths = self._look(path)
+        if len(lengths) != old + len(pending):
             raise CorruptError(
-                f"{type(self).__name__}: {path}: holds {stored} episodes after {len(pending)} were added to {old}; its "
-                "log stays"
+                f"{type(self).__name__}: {path}: holds {len(lengths)} episodes after {len(pending)} were added to "
+                f"{old}; its log stays"
             )
         if path != self._target:
             self._staging.put()  # type: ignore[union-attr]
+        self._lengths = lengths
+        return lengths
 
     def _next_drain(self) -> int:
         if self._whole:

@@ -36,7 +36,7 @@ from ringmap.formats.hdf5.direct import Direct
 from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.schema import TEXT, ColumnSpec, Schema
 
-__all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "Found", "create_columns", "find_columns"]
+__all__ = ["EPISODE_LENGTHS", "EPISODE_OFFSETS", "Column", "Found", "create_columns", "find_columns", "strange_in"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -72,10 +72,10 @@ class Column:
         refuse_sparse(dataset.file.filename, name, dataset)
         stored = dataset.dtype
         given = dataset.attrs.get(DTYPE_ATTRIBUTE)
-        self._text = is_text(stored)
-        dtype = np.dtype("U") if self._text else stored.newbyteorder("=")
+        self.is_text = is_text(stored)
+        dtype = np.dtype("U") if self.is_text else stored.newbyteorder("=")
         if given is not None:
-            dtype = _declared(dataset, name, given, "U" if self._text else "mM")
+            dtype = _declared(dataset, name, given, "U" if self.is_text else "mM")
         self.escapes = given is not None
         self._stored = np.dtype("=i8") if dtype.kind in "mM" else dtype
         self.spec = ColumnSpec(name, dataset.shape[1:], dtype)
@@ -92,7 +92,7 @@ class Column:
             self.dataset.id.set_extent(shape)
         if not rows.size:
             return
-        if self._text:
+        if self.is_text:
             self.dataset[start : start + len(rows)] = self._encode(rows)
             return
         stored = rows.view("<i8") if rows.dtype.kind in "mM" else rows
@@ -105,7 +105,7 @@ class Column:
         """Read rows `s, s + stride, ... < s + length` for each s: a fresh array (B, T, ...)."""
         count = len(range(0, length, stride))
         shape = (count, *self.spec.shape)
-        if self._text:
+        if self.is_text:
             texts = [self.dataset[s : s + length : stride] for s in starts.tolist()]
             found = np.stack(texts) if texts else np.empty((0, *shape), object)
             return self._decode(found)
@@ -128,13 +128,8 @@ class Column:
             self._direct = Direct.of(self.dataset, self._stored, self._fd)
         return None if self._direct is None else self._direct.windows(starts, length, stride)
 
-    def refuses(self, rows: Array) -> str | None:
-        """Return why this column of text can't hold rows."""
-        strange = _strange(rows) if self._text and not self.escapes else np.zeros(rows.shape, bool)
-        return f"it has {rows[strange][0]!r}: NUL and lone surrogates are no UTF-8" if strange.any() else None
-
     def _encode(self, rows: Array) -> Array:
-        strange, texts = _strange(rows), rows.astype(object)
+        strange, texts = strange_in(rows), rows.astype(object)
         if strange.any():
             texts[strange] = [escape(text) for text in texts[strange]]
         return texts
@@ -149,7 +144,7 @@ class Column:
         return np.array(texts, dtype).reshape(found.shape)
 
 
-def _strange(rows: Array) -> Array:
+def strange_in(rows: Array) -> Array:
     """Return which texts HDF5 does not hold as they are, or would be taken for escaped ones."""
     points = np.ascontiguousarray(rows).view(np.uint32).reshape(*rows.shape, -1)
     inner_nul = (points[..., :-1] == 0) & (points[..., 1:] != 0)

@@ -88,6 +88,12 @@ class HDF5Source(DirectorySource):
         self._stamp = file.stamp
         tell_left_out(self.path, file.found.others)
 
+    @property
+    def opened(self) -> HDF5File:
+        """The open file."""
+        found: HDF5File = self._handle()
+        return found
+
     def _open(self) -> HDF5File:
         found = HDF5File(self.path)
         if self._stamp not in (None, found.stamp) and not self._continues(found):

@@ -22,7 +22,14 @@ from ringmap.formats.common.log import Record, groups_of
 from ringmap.formats.common.table_mark import mark_of, refuse_other_table
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.hdf5 import HDF5
-from ringmap.formats.hdf5.columns import EPISODE_LENGTHS, EPISODE_OFFSETS, Column, create_columns, find_columns
+from ringmap.formats.hdf5.columns import (
+    EPISODE_LENGTHS,
+    EPISODE_OFFSETS,
+    Column,
+    create_columns,
+    find_columns,
+    strange_in,
+)
 from ringmap.formats.hdf5.data import add_episode_data, mark_table
 from ringmap.formats.hdf5.pages import journaled
 from ringmap.formats.hdf5.reader import BIRTH, HDF5File, read_table
@@ -107,27 +114,24 @@ class HDF5Writer(EpisodeWriter):
     def refuses(self, name: str, rows: Array) -> str | None:
         """Return why a column of text, which another program made, can't hold these."""
         column = self._plain.get(name)
-        return None if column is None or rows.dtype.kind != "U" else column.refuses(rows)
+        strange = strange_in(rows) if column is not None and rows.dtype.kind == "U" else np.zeros(1, bool)
+        return f"it has {rows[strange][0]!r}: NUL and lone surrogates are no UTF-8" if strange.any() else None
 
-    def resume(self, path: str) -> None:
+    def resume(self, dataset: Any) -> None:
         """Look at columns that another program made."""
         self._plain = {}
-        if not path:
+        if dataset is None:
             return
-        file = HDF5File(path)
-        try:
-            if not file.fits:
-                raise refuse_other_table(path)
-            table = (Column(name, file.file[name]) for name in (EPISODE_LENGTHS, EPISODE_OFFSETS))
-            for column in (*file.columns.values(), *table):
-                if column.dataset.maxshape[0] is not None:
-                    raise InputError(
-                        f"HDF5Writer: {path}: column {column.spec.name!r} was made with a fixed "
-                        "size; it can't be appended to, only copied"
-                    )
-            self._plain = {name: column for name, column in file.columns.items() if not column.escapes}
-        finally:
-            file.close()
+        file: HDF5File = dataset.source.opened
+        if not file.fits:
+            raise refuse_other_table(self.path)
+        for name, column in (*file.columns.items(), ("ep_len", file.table), ("ep_offset", file.file[EPISODE_OFFSETS])):
+            if getattr(column, "dataset", column).maxshape[0] is not None:
+                raise InputError(
+                    f"HDF5Writer: {self.path}: column {name!r} was made with a fixed size; it can't be appended to, "
+                    "only copied"
+                )
+        self._plain = {n: c for n, c in file.columns.items() if c.is_text and not c.escapes}
 
     def export(self, episodes: Iterable[Record], path: str) -> None:
         """Write a new file. Superblock 2: a killed writer leaves no mark that others would refuse to open."""

@@ -97,15 +97,17 @@ class LanceWriter(EpisodeWriter):
         self.compat = self._compat = compat
         self._fields: list[Field] = []
 
-    def resume(self, path: str) -> None:
+    def resume(self, dataset: Any) -> None:
         """Find out how the columns of an existing dataset are stored."""
         self._fields, self._compat = [], self.compat
-        if path:
-            dataset = opened(path)
-            self._fields = sized_fields(dataset, path)
-            self._compat = METADATA not in (dataset.schema.metadata or {})
-            if committed(episodes_path(path)):
-                _packed(opened(episodes_path(path)), path)  # before anything is logged
+        if dataset is None:
+            return
+        path = self.path
+        stored = opened(path)
+        self._fields = sized_fields(stored, path)
+        self._compat = METADATA not in (stored.schema.metadata or {})
+        if committed(episodes_path(path)):
+            _packed(opened(episodes_path(path)), path)  # before anything is logged
 
     def refuses(self, name: str, rows: Array) -> str | None:
         """Return why stable-worldmodel's layout can't hold a column: it rounds fractions, as a buffer does, and nothing

@@ -230,7 +230,7 @@ class LeRobotWriter(EpisodeWriter):
 
     # -- the dataset -------------------------------------------------------------------------
 
-    def resume(self, path: str) -> None:
+    def resume(self, dataset: Any) -> None:
         """Begin to number the tasks."""
         self._tasks, self._fresh = {}, (0, {})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import Any
 
 from ringmap.errors import InputError
 from ringmap.formats.common.log import Record
@@ -65,11 +66,11 @@ class ZarrWriter(EpisodeWriter):
             raise InputError(f"ZarrWriter: level must be 1 to 9 or None, got {level}")
         self._chunk_nbytes, self._level = chunk_nbytes, level
 
-    def resume(self, path: str) -> None:
+    def resume(self, dataset: Any) -> None:
         """Raise if another program has changed which episodes there are."""
-        group = open_group(path) if path else None
-        if group is not None and not has_its_table(group, episode_ends(group, path)):
-            raise refuse_other_table(path)
+        group = None if dataset is None else open_group(self.path)
+        if group is not None and not has_its_table(group, episode_ends(group, self.path)):
+            raise refuse_other_table(self.path)
 
     def export(self, episodes: Iterable[Record], path: str) -> None:
         """Write a new dataset."""
