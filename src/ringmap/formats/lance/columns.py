@@ -9,8 +9,8 @@
 
 The table `ringmap` in the schema's metadata says which column is which; without it (a dataset that
 another program made) binary columns are images and lists are what they are.
-Invariants: what `to_arrow` stored, `from_arrow` gives back equal, dtype and all.
-Not here: the folder and its commits (writer.py), which rows to take (reader.py).
+Not here: values as Arrow has them (common/arrow.py), the folder and its commits (writer.py), which rows to take
+(reader.py).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import numpy as np
 
 from ringmap.clips.facts import PREFIX, Facts
 from ringmap.errors import CorruptError, RoleError, UnsupportedError
-from ringmap.formats.common.log import Encoded
-from ringmap.formats.common.names import ESCAPED, escape, file_name, unescape
+from ringmap.formats.common.arrow import refuse_missing
+from ringmap.formats.common.names import file_name
 from ringmap.formats.common.untrusted import check_name, check_row, refuse_links
 from ringmap.formats.media.images import holds, picture_of
 from ringmap.storage.columns.schema import ColumnSpec, Schema, stored_spec
@@ -42,17 +42,16 @@ __all__ = [
     "Field",
     "all_data",
     "arrow_schema",
+    "arrow_type",
     "committed",
     "episodes_path",
     "facts_of",
     "fields_of",
-    "from_arrow",
     "lance",
     "opened",
     "plan_fields",
     "sized_fields",
     "table_of",
-    "to_arrow",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -192,7 +191,7 @@ def arrow_schema(fields: list[Field], compat: bool = False, facts: Facts | None 
     found = [pa.field(EPISODE, pa.int32()), pa.field(STEP, pa.int32())]
     for field in fields:
         if field.how != "none":
-            found.append(pa.field(field.name, _arrow_type(field)))
+            found.append(pa.field(field.name, arrow_type(field)))
     if compat:
         return pa.schema(found)
     table = [[f.spec.name, f.name, f.how, f.spec.dtype.str, list(f.spec.shape)] for f in fields]
@@ -207,11 +206,14 @@ def facts_of(schema: Any) -> Facts:
     return Facts.stated(texts, PREFIX)
 
 
-def _arrow_type(field: Field) -> Any:
+def arrow_type(field: Field) -> Any:
+    """Return the Arrow type of a field."""
     import pyarrow as pa
 
     if field.how in ("png", "jpeg"):
         return pa.binary()
+    if field.how == "plain":
+        return pa.from_numpy_dtype(field.spec.dtype)
     if field.how == "text":
         return pa.list_(pa.string()) if field.spec.shape else pa.string()
     dtype, size = _items(field)
@@ -229,66 +231,6 @@ def _items(field: Field) -> tuple[np.dtype[Any], int]:
     if spec.dtype.kind in "mM":
         return np.dtype("<i8"), size
     return spec.dtype, size
-
-
-def to_arrow(field: Field, value: Array | Encoded) -> Any:
-    """Return the steps of a column as an Arrow array."""
-    import pyarrow as pa
-
-    if isinstance(value, Encoded):
-        return pa.array(value.values, pa.binary())
-    if field.how == "text":
-        texts = pa.array([_storable(text) for text in value.reshape(-1).tolist()], pa.string())
-        if not field.spec.shape:
-            return texts
-        size = math.prod(field.spec.shape)
-        return pa.ListArray.from_arrays(np.arange(len(value) + 1, dtype=np.int32) * size, texts)
-    if field.how == "plain":
-        return pa.array(value)
-    dtype, size = _items(field)
-    flat = np.ascontiguousarray(value).reshape(-1)
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat.view(dtype)), size)
-
-
-def from_arrow(field: Field, column: Any, order: Array | None, path: str) -> Array:
-    """Return a column that was taken, as fresh rows in `order` (None: as it is).
-
-    Raises:
-        UnsupportedError: a value is missing.
-    """
-    refuse_missing(field, column, path)
-    array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
-    spec, count = field.spec, len(array)
-    leaves = array.flatten() if field.how in ("list", "raw") or spec.shape else array
-    refuse_missing(field, leaves, path)
-    if field.how == "text":
-        texts = leaves.to_pylist()
-        texts = [unescape(t) if t.startswith(ESCAPED) else t for t in texts]
-        width = max(map(len, texts), default=0)
-        fits = spec.dtype.itemsize and width <= spec.dtype.itemsize // 4
-        rows: Array = np.array(texts, spec.dtype if fits else f"<U{max(width, 1)}")
-        rows = rows.reshape(count, *spec.shape)
-    elif field.how == "plain":
-        rows = array.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
-    else:
-        flat = leaves.to_numpy(zero_copy_only=False)
-        rows = flat.view(spec.dtype).reshape(count, *spec.shape)
-    if order is not None:
-        return rows[order]
-    return rows if rows.flags.writeable and rows.flags.owndata else rows.copy()
-
-
-def refuse_missing(field: Field, values: Any, path: str) -> None:
-    """Raise where values of another program are missing: Arrow would give NaN, 0 or None for them.
-
-    Raises:
-        UnsupportedError: one is.
-    """
-    if values.null_count:
-        raise UnsupportedError(
-            f"{path}: column {field.spec.name!r} has {values.null_count} missing values, which no column here has; "
-            "fill them, or leave it out: keys_to_load="
-        )
 
 
 def fields_of(schema: Any, path: str, unsupported: dict[str, str] | None = None) -> list[Field]:
@@ -352,7 +294,7 @@ def sized_fields(dataset: Any, path: str, unsupported: dict[str, str] | None = N
     for field in unsized:
         name = field.spec.name
         try:
-            refuse_missing(field, first.column(field.name), path)
+            refuse_missing(first.column(field.name), field.spec, path)
             size = picture_of(first.column(field.name)[0].as_py(), f"{path}: {field.name}")
         except (CorruptError, UnsupportedError) as error:
             if unsupported is None:
@@ -405,9 +347,3 @@ def _is_number(kind: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _storable(text: str) -> str:
-    """Return a text that UTF-8 can hold and NumPy reads back."""
-    strange = text.startswith(ESCAPED) or any("\ud800" <= c <= "\udfff" for c in text)
-    return escape(text) if strange else text

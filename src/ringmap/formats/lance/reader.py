@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import ReplacedError, UnknownFormatError
+from ringmap.formats.common.arrow import from_arrow, refuse_missing
 from ringmap.formats.common.directory import DirectorySource, damage_named, steps_of
 from ringmap.formats.lance import Lance
 from ringmap.formats.lance.columns import (
@@ -25,9 +26,7 @@ from ringmap.formats.lance.columns import (
     committed,
     episodes_path,
     facts_of,
-    from_arrow,
     opened,
-    refuse_missing,
     sized_fields,
     table_of,
 )
@@ -123,12 +122,13 @@ class LanceSource(DirectorySource):
             column = table.column(field.name)
             if field.how in ("png", "jpeg"):
                 out = empty((len(column), *field.spec.shape), field.spec.dtype)
-                refuse_missing(field, column, self.path)
+                refuse_missing(column, field.spec, self.path)
                 files = [memoryview(v.as_buffer()) for v in column]
                 decode_into(out, files, field.spec)
                 found[field.spec.name] = (out if order is None else out[order]).reshape(shape)
             else:
-                found[field.spec.name] = from_arrow(field, column, order, self.path).reshape(shape)
+                taken = from_arrow(column, field.spec, self.path)
+                found[field.spec.name] = (taken.copy() if order is None else taken[order]).reshape(shape)
         return found
 
     def _episode_data(self, handle: _Opened, episode: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from ringmap.clips.facts import Facts
 from ringmap.errors import InputError
+from ringmap.formats.common.arrow import to_arrow
 from ringmap.formats.common.log import Encoded, Record, groups_of
 from ringmap.formats.common.refusals import Refused
 from ringmap.formats.common.writer import EpisodeWriter
@@ -32,6 +33,7 @@ from ringmap.formats.lance.columns import (
     Field,
     all_data,
     arrow_schema,
+    arrow_type,
     committed,
     episodes_path,
     fields_of,
@@ -40,7 +42,6 @@ from ringmap.formats.lance.columns import (
     plan_fields,
     sized_fields,
     table_of,
-    to_arrow,
 )
 from ringmap.formats.media.images import check_image_format, encode, holds
 from ringmap.storage.columns.schema import ColumnSpec
@@ -206,7 +207,7 @@ def _batches(group: list[Record], fields: list[Field], schema: Any, later: int) 
         for field in fields:
             if field.how != "none":
                 names.append(field.name)
-                arrays.append(to_arrow(field, record.columns[field.spec.name]))
+                arrays.append(to_arrow(record.columns[field.spec.name], arrow_type(field)))
         batch = pa.record_batch(arrays, names=names)
         yield pa.record_batch([batch.column(name) for name in schema.names], schema=schema)
 

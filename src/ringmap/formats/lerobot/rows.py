@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmap.errors import CorruptError, UnsupportedError
+from ringmap.formats.common.arrow import leaves
 from ringmap.storage.columns.schema import ColumnSpec
 
 if TYPE_CHECKING:
@@ -78,10 +79,13 @@ class EpisodeRows:
         out = np.empty((self.length, *spec.shape), spec.dtype)
         for start, run in self._parts(spec.name, spec.row_nbytes):
             rows = len(run)
-            for size in spec.shape if spec.shape != (1,) else ():  # which are numbers in LeRobot's files
-                run = self._flat(run, size, spec)
-            values = self._without_missing(run, spec).to_numpy(zero_copy_only=False)
+            values = leaves(run, spec, self._path).to_numpy(zero_copy_only=False)
             part = out[start : start + rows].reshape(-1)
+            if len(values) != len(part):
+                raise UnsupportedError(
+                    f"{self._path}: column {spec.name!r} has lists of another length than {spec.shape}; leave it out: "
+                    "keys_to_load="
+                )
             part[:] = values.astype(spec.dtype, copy=False)
             if values.dtype != spec.dtype and not np.array_equal(
                 part.astype(values.dtype), values, equal_nan=values.dtype.kind == "f"
@@ -94,7 +98,7 @@ class EpisodeRows:
 
     def texts(self, spec: ColumnSpec) -> Array:
         """Return a column of text, as wide as its longest."""
-        runs = (self._without_missing(run, spec).to_pylist() for _, run in self._parts(spec.name, 1))
+        runs = (leaves(run, spec, self._path).to_pylist() for _, run in self._parts(spec.name, 1))
         return np.array(list(chain.from_iterable(runs)), str)
 
     def files(self, spec: ColumnSpec) -> Iterator[tuple[int, list[bytes]]]:
@@ -116,33 +120,6 @@ class EpisodeRows:
                 row += len(batch)
                 if row >= stop:
                     break
-
-    def _flat(self, lists: Any, size: int, spec: ColumnSpec) -> Any:
-        """Return the values of lists, which are all of this size."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        lists = self._without_missing(lists, spec)
-        if pa.types.is_fixed_size_list(lists.type):
-            alike = lists.type.list_size == size
-        else:
-            sizes = pc.min_max(pc.list_value_length(lists)).as_py()
-            alike = not len(lists) or sizes == {"min": size, "max": size}
-        if not alike:
-            raise UnsupportedError(
-                f"{self._path}: column {spec.name!r} has lists of another length than {spec.shape}; leave it out: "
-                "keys_to_load="
-            )
-        return lists.flatten()
-
-    def _without_missing(self, values: Any, spec: ColumnSpec) -> Any:
-        values = getattr(values, "storage", values)  # of an extension type, such as those of `datasets`
-        if values.null_count:
-            raise UnsupportedError(
-                f"{self._path}: column {spec.name!r} has missing values, which no column here has; leave it out: "
-                "keys_to_load="
-            )
-        return values
 
 
 def _runs(file: pq.ParquetFile, episode: int) -> Iterator[tuple[int, int, int]]:

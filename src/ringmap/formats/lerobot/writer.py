@@ -23,6 +23,7 @@ import numpy as np
 from ringmap.clips.facts import Facts, check_fps, check_reward_at
 from ringmap.errors import InputError
 from ringmap.formats.common import disk
+from ringmap.formats.common.arrow import to_arrow
 from ringmap.formats.common.log import FILM, Encoded, Record, groups_of
 from ringmap.formats.common.refusals import Refused
 from ringmap.formats.common.transitions import OUTCOMES, Steps, is_loose_flag, refused_flag
@@ -357,30 +358,24 @@ def _features_of(record: Record, fps: int) -> dict[str, Any]:
 def _table(record: Record, features: Mapping[str, Any]) -> Any:
     import pyarrow as pa
 
-    arrays, names = [], []
-    for name, feature in features.items():
-        rows: Any = record.columns[name]
-        if feature["dtype"] == "video":
-            continue
-        names.append(name)
-        if feature["dtype"] == "image":
-            paths = pa.nulls(record.length, pa.string())
-            arrays.append(pa.StructArray.from_arrays([pa.array(rows.values, pa.binary()), paths], ["bytes", "path"]))
-        elif feature["dtype"] == "string":
-            arrays.append(pa.array(rows.tolist(), pa.string()))
-        else:
-            made = pa.array(np.ascontiguousarray(rows).reshape(-1))
-            for size in reversed(rows.shape[1:] if rows.shape[1:] != (1,) else ()):
-                made = pa.FixedSizeListArray.from_arrays(made, size) if rows.ndim == 2 else _list_of(made, size)
-            arrays.append(made)
+    names = [name for name in features if name not in _videos_in(features)]
+    arrays = [to_arrow(record.columns[name], _arrow_type(features[name])) for name in names]
     boxed = [spec.name for spec in record.schema.columns if spec.shape == (1,)]
     return pa.Table.from_arrays(arrays, names, metadata={BOXED: json.dumps(boxed)})
 
 
-def _list_of(values: Any, size: int) -> Any:
+def _arrow_type(feature: Mapping[str, Any]) -> Any:
+    """Return the type of a feature, as LeRobot has it: a number for shape (1,), and lists of fixed length for vectors
+    alone."""
     import pyarrow as pa
 
-    return pa.ListArray.from_arrays(np.arange(0, len(values) + 1, size, dtype=np.int32), values)
+    if feature["dtype"] == "image":
+        return pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    kind = pa.string() if feature["dtype"] == "string" else pa.from_numpy_dtype(np.dtype(feature["dtype"]))
+    shape = feature["shape"]
+    for size in reversed(shape if shape != [1] else ()):
+        kind = pa.list_(kind, size if len(shape) == 1 else -1)
+    return kind
 
 
 def _task_table(tasks: list[str]) -> Any:

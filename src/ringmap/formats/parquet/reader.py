@@ -25,7 +25,7 @@ from ringmap.formats.common.directory import (
 from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.untrusted import check_row, refuse_elsewhere, refuse_vast
 from ringmap.formats.parquet import Parquet
-from ringmap.formats.parquet.table import column_name, from_arrow
+from ringmap.formats.parquet.table import column_name, rows_of
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.records.blobs import decode_data
 
@@ -126,7 +126,9 @@ class ParquetSource(DirectorySource):
         if stamp_of(os.stat(file)) != self._stamps[file]:
             raise ReplacedError(f"{file}: was written since this dataset was loaded; load it again")
         return {
-            s.name: from_arrow(table.column(column_name(s.name)), s) for s in self.schema.columns if s.name in columns
+            s.name: rows_of(table.column(column_name(s.name)), s, file)
+            for s in self.schema.columns
+            if s.name in columns
         }
 
     def _windows(

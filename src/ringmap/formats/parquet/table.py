@@ -8,7 +8,7 @@
 | uint8 (T, H, W, 1 or 3) | struct of PNG bytes and a path | `Image` |
 | all else (complex, bytes) | the bytes of a row | `Value("binary")` |
 
-Not here: files.
+Not here: values as Arrow has them (common/arrow.py), files.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringmap.errors import CorruptError
+from ringmap.formats.common.arrow import from_arrow, to_arrow
 from ringmap.formats.common.log import Encoded
-from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
+from ringmap.formats.common.names import quoted
 from ringmap.formats.media.images import decode_into, encode, holds
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["EPISODE", "STEP", "arrow_schema", "column_name", "from_arrow", "table_of"]
+__all__ = ["EPISODE", "STEP", "arrow_schema", "column_name", "rows_of", "table_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -92,67 +92,21 @@ def table_of(number: int, length: int, columns: Mapping[str, Any], schema: Schem
     if STEP not in schema.names:
         arrays.append(pa.array(np.arange(length)))
     for spec in schema.columns:
-        values = columns[spec.name]
-        if holds("jpeg", spec):
-            files = values.values if isinstance(values, Encoded) else encode(values, "png")
-            paths = pa.nulls(length, pa.string())
-            arrays.append(pa.StructArray.from_arrays([pa.array(files, pa.binary()), paths], ["bytes", "path"]))
-            continue
-        value = _value_type(spec)
-        if value == pa.binary():
-            data, size = np.ascontiguousarray(values).tobytes(), spec.row_nbytes
-            rows = [data[size * t : size * (t + 1)] for t in range(length)]
-            arrays.append(pa.array(rows, value))
-            continue
-        flat = np.ascontiguousarray(values).reshape(-1)
-        made = pa.array([_text(t) for t in flat.tolist()] if spec.dtype.kind == "U" else flat, value)
-        for size in reversed(spec.shape):
-            made = pa.FixedSizeListArray.from_arrays(made, size)
-        arrays.append(made)
+        rows = columns[spec.name]
+        if holds("jpeg", spec) and not isinstance(rows, Encoded):
+            rows = Encoded(encode(rows, "png"), "png")
+        arrays.append(to_arrow(rows, kind.field(column_name(spec.name)).type))
     return pa.Table.from_arrays(arrays, schema=kind)
 
 
-def from_arrow(column: pa.ChunkedArray, spec: ColumnSpec) -> Array:
+def rows_of(column: pa.ChunkedArray, spec: ColumnSpec, path: str) -> Array:
     """Return the values of a column of a table, (T, ...)."""
-    import pyarrow as pa
-
-    length, found = len(column), column.combine_chunks()
-    if isinstance(found, pa.ChunkedArray):  # of no chunk
-        found = pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
-    if holds("jpeg", spec):
-        images = np.empty((length, *spec.shape), np.uint8)
-        decode_into(images, found.field("bytes").to_pylist(), spec)
-        return images
-    if _value_type(spec) == pa.binary():
-        return _from_bytes(found, spec)
-    for _ in spec.shape:
-        found = found.flatten()
-    if spec.dtype.kind == "U":
-        values: Array = np.array([unescape(t) if t.startswith(ESCAPED) else t for t in found.to_pylist()], spec.dtype)
-    else:
-        values = found.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
-    return values.reshape(length, *spec.shape)
-
-
-def _from_bytes(found: Any, spec: ColumnSpec) -> Array:
-    """Return rows that are bytes, each of one size, copied once."""
-    rows = np.empty((len(found), *spec.shape), spec.dtype)
-    if rows.nbytes:
-        _, places, data = found.buffers()
-        ends = np.frombuffer(places, np.int32)[found.offset : found.offset + len(found) + 1]
-        if found.null_count or (np.diff(ends) != spec.row_nbytes).any():
-            raise CorruptError(f"column {spec.name!r} has rows of other sizes than {spec.row_nbytes} bytes")
-        rows.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
-    return rows
-
-
-def _text(text: str) -> str:
-    """Return a text as UTF-8 can hold it: itself, or escaped."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return escape(text)
-    return escape(text) if text.startswith(ESCAPED) else text
+    if not holds("jpeg", spec):
+        rows = from_arrow(column, spec, path)
+        return rows if spec.is_text else rows.astype(spec.dtype, copy=False)
+    images = np.empty((len(column), *spec.shape), np.uint8)
+    decode_into(images, column.combine_chunks().field("bytes").to_pylist(), spec)
+    return images
 
 
 def _value_type(spec: ColumnSpec) -> pa.DataType:
