@@ -92,7 +92,7 @@ def test_a_retry_never_stores_twice(tmp_path, monkeypatch, name):
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.campaign)])
-@pytest.mark.parametrize("name", few(name for name in WRITERS if name != "hdf5"))
+@pytest.mark.parametrize("name", few(WRITERS))
 def test_a_limit_while_the_log_goes_over(tmp_path, name, every):
     """What a limit cuts short, of the format's own files, counts for nothing: all is read, and the next block finishes
     it."""
@@ -100,6 +100,8 @@ def test_a_limit_while_the_log_goes_over(tmp_path, name, every):
     expected, refused = [e["where"].tolist() for e in episodes], 0
     path = write_all(place(tmp_path, name, "whole"), name, episodes)
     sizes = {p.stat().st_size for p in path.rglob("*") if p.is_file()}
+    if path.is_file():
+        sizes = {path.stat().st_size * n // 9 for n in range(1, 10)}
     for limit in sorted({0} | {size - 1 for size in sizes} | {size - 9 for size in sizes})[::every]:
         path = place(tmp_path, name, f"made{limit}")
         writer = get_format(name).open_writer(path, **LOSSLESS[name])
@@ -114,7 +116,7 @@ def test_a_limit_while_the_log_goes_over(tmp_path, name, every):
         assert wheres(path)[0] == expected, limit
         write_all(path, name, [])
         assert wheres(path)[0] == expected, limit
-        assert not (path / "ep_len.log").exists()
+        assert not list(tmp_path.rglob("*log"))
     assert refused > 1
 
 
