@@ -23,7 +23,7 @@ from ringmap.datasets.base import Transform
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import CorruptError, NotFoundError, UnsupportedError
 from ringmap.formats.base import Format
-from ringmap.formats.common.hdf5_tree import datasets, has_own, root_fits
+from ringmap.formats.common.safe_hdf5 import datasets, has_own, root_fits
 from ringmap.formats.registry import register_format
 
 __all__ = ["D4RL", "D4RLDataset"]

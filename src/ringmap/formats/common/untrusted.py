@@ -13,7 +13,6 @@ Not here: what a format's files mean; buffers (storage/).
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable
 from typing import Any, BinaryIO
@@ -34,7 +33,6 @@ __all__ = [
     "read_json",
     "refuse_elsewhere",
     "refuse_links",
-    "refuse_sparse",
     "refuse_vast",
 ]
 
@@ -51,9 +49,6 @@ INFLATED = 1100
 """Deflate packs 1,032 bytes into one, at most."""
 
 _FEW = 64 << 20
-
-_FILTERED = 100_000
-"""Bytes that a filter of HDF5 may pack into one: Zstandard's best, for constant rows."""
 
 _BINARY = getattr(os, "O_BINARY", 0)
 
@@ -189,31 +184,3 @@ def refuse_vast(what: str, declared: int, stored: int, ratio: int) -> None:
             f"{what}: declares {declared:,} bytes, but {stored:,} are stored, which can hold at most "
             f"{ratio * stored:,}; it is damaged, or made to use up your memory"
         )
-
-
-def refuse_sparse(path: str, name: str, dataset: Any) -> None:
-    """Raise if a dataset of an HDF5 file (h5py) keeps rows in other files, or declares more than its file can hold.
-
-    HDF5 would follow the first, and make room for the second before it reads.
-
-    Raises:
-        CorruptError: it does.
-    """
-    if dataset.is_virtual or dataset.external:
-        raise CorruptError(
-            f"{path}: column {name!r} keeps its rows in other files, which are not followed; copy it into this file "
-            "(h5repack)"
-        )
-    if not dataset.shape:
-        return
-    plist, itemsize = dataset.id.get_create_plist(), dataset.dtype.itemsize
-    row = math.prod(dataset.shape[1:]) * itemsize
-    check_row(path, name, row)
-    if dataset.chunks is not None and math.prod(dataset.chunks) * itemsize > LARGEST_ROW:
-        raise CorruptError(
-            f"{path}: column {name!r} has chunks {dataset.chunks} of {dataset.dtype}, expected at most "
-            f"{LARGEST_ROW:,} bytes each"
-        )
-    ratio = _FILTERED if plist.get_nfilters() else 1
-    stored = dataset.id.get_storage_size()
-    refuse_vast(f"{path}: column {name!r}", dataset.shape[0] * row, stored, ratio)

@@ -28,10 +28,9 @@ import h5py
 import numpy as np
 
 from ringmap.errors import CorruptError, MissingExtraError
-from ringmap.formats.common.hdf5_tree import check_link, is_text
 from ringmap.formats.common.hdf5_trial import is_c_text
 from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
-from ringmap.formats.common.untrusted import refuse_sparse
+from ringmap.formats.common.safe_hdf5 import check_link, is_text, refuse_sparse
 from ringmap.formats.hdf5.direct import Direct
 from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.schema import TEXT, ColumnSpec, Schema

@@ -30,9 +30,8 @@ from ringmap.formats.common.directory import (
     stamp_of,
     tell_left_out,
 )
-from ringmap.formats.common.hdf5_tree import has_own
+from ringmap.formats.common.safe_hdf5 import has_own, refuse_sparse
 from ringmap.formats.common.table_mark import refuse_other_table
-from ringmap.formats.common.untrusted import refuse_sparse
 from ringmap.formats.hdf5.columns import (
     EPISODE_LENGTHS,
     EPISODE_OFFSETS,

@@ -15,7 +15,7 @@ import os
 from typing import Any
 
 from ringmap.errors import CorruptError
-from ringmap.formats.common.hdf5_tree import check_link, datasets
+from ringmap.formats.common.safe_hdf5 import check_link, datasets
 from ringmap.formats.common.untrusted import (
     LARGEST_ROW,
     kind_at,

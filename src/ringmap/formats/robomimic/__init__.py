@@ -32,8 +32,8 @@ from ringmap.formats.common.directory import (
     tell_left_out,
 )
 from ringmap.formats.common.episode_cache import EpisodeCache
-from ringmap.formats.common.hdf5_tree import check_link, datasets, has_own, is_text, root_fits
 from ringmap.formats.common.hdf5_trial import loaded
+from ringmap.formats.common.safe_hdf5 import datasets, group_of, has_own, is_text, member_of, root_fits
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.common.untrusted import LARGEST_ROW, kind_at
 from ringmap.formats.registry import register_format
@@ -107,15 +107,15 @@ class RobomimicSource(DirectorySource):
         super().__init__(path)
         with damage_named(self.path):
             file = self._handle()[0]
-            data = _group(file, "data")
+            data = group_of(file, "data")
             self.fps = Facts.stated(data.attrs, PREFIX).fps
             numbered = [(int(m[1]), name) for name in data if (m := re.fullmatch(r"demo_(\d+)", name))]
             self._demos = [name for _, name in sorted(numbered)]
-            self.lengths = np.array([_length(_group(data, name)) for name in self._demos], np.int32)
+            self.lengths = np.array([_length(group_of(data, name)) for name in self._demos], np.int32)
             self.offsets = offsets_of(self.lengths)
             self._splits: dict[str, list[str]] = {}
             if "mask" in file:
-                for split, names in datasets(_group(file, "mask")):
+                for split, names in datasets(group_of(file, "mask")):
                     for name in names.asstr()[()].tolist():
                         self._splits.setdefault(str(name), []).append(split)
             self.unsupported: dict[str, str] = {}
@@ -225,25 +225,10 @@ def _length(demo: Any) -> int:
     """Return the steps of a demo: its attribute, which its datasets have to match; without it the rows of its
     actions."""
     given = demo.attrs.get(LENGTH)
-    count = int(len(_own(demo, "actions")) if given is None else given)
+    count = int(len(member_of(demo, "actions")) if given is None else given)
     if not 0 < count < 1 << 31:
         raise CorruptError(f"{demo.file.filename}: {demo.name} has {count} samples")
     return count
-
-
-def _own(parent: Any, name: str) -> Any:
-    """Return a member that lies in this file itself."""
-    check_link(parent, name)
-    return parent[name]
-
-
-def _group(parent: Any, name: str) -> Any:
-    import h5py
-
-    found = _own(parent, name)
-    if not isinstance(found, h5py.Group):
-        raise CorruptError(f"{parent.file.filename}: {parent.name}/{name} is no group")
-    return found
 
 
 def _links(group: Any) -> frozenset[str]:

@@ -8,6 +8,7 @@ Not here: the layouts (d4rl.py, robomimic, minari, hdf5).
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,11 +16,14 @@ from typing import Any
 import numpy as np
 
 from ringmap.errors import CorruptError
-from ringmap.formats.common.untrusted import refuse_sparse
+from ringmap.formats.common.untrusted import LARGEST_ROW, check_row, refuse_vast
 
-__all__ = ["check_link", "datasets", "has_own", "is_text", "root_fits"]
+__all__ = ["check_link", "datasets", "group_of", "has_own", "is_text", "member_of", "refuse_sparse", "root_fits"]
 
 _DEEPEST = 32
+
+_FILTERED = 100_000
+"""Bytes that a filter of HDF5 may pack into one: Zstandard's best, for constant rows."""
 
 
 def root_fits(path: str | os.PathLike[str], fits: Callable[[Any], bool]) -> bool:
@@ -61,6 +65,27 @@ def check_link(group: Any, name: str) -> None:
         )
 
 
+def member_of(parent: Any, name: str) -> Any:
+    """Return a member that lies in its group's own file.
+
+    Raises:
+        CorruptError: it is a link to elsewhere.
+        KeyError: there is none.
+    """
+    check_link(parent, name)
+    return parent[name]
+
+
+def group_of(parent: Any, name: str) -> Any:
+    """Return a member that is a group, as `member_of`."""
+    import h5py
+
+    found = member_of(parent, name)
+    if not isinstance(found, h5py.Group):
+        raise CorruptError(f"{parent.file.filename}: {parent.name}/{name} is no group")
+    return found
+
+
 def datasets(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the path and the dataset of all that is below a group.
 
@@ -86,3 +111,31 @@ def is_text(dtype: np.dtype[Any]) -> bool:
     import h5py
 
     return h5py.check_string_dtype(dtype) is not None and dtype.kind == "O"
+
+
+def refuse_sparse(path: str, name: str, dataset: Any) -> None:
+    """Raise if a dataset of an HDF5 file (h5py) keeps rows in other files, or declares more than its file can hold.
+
+    HDF5 would follow the first, and make room for the second before it reads.
+
+    Raises:
+        CorruptError: it does.
+    """
+    if dataset.is_virtual or dataset.external:
+        raise CorruptError(
+            f"{path}: column {name!r} keeps its rows in other files, which are not followed; copy it into this file "
+            "(h5repack)"
+        )
+    if not dataset.shape:
+        return
+    plist, itemsize = dataset.id.get_create_plist(), dataset.dtype.itemsize
+    row = math.prod(dataset.shape[1:]) * itemsize
+    check_row(path, name, row)
+    if dataset.chunks is not None and math.prod(dataset.chunks) * itemsize > LARGEST_ROW:
+        raise CorruptError(
+            f"{path}: column {name!r} has chunks {dataset.chunks} of {dataset.dtype}, expected at most "
+            f"{LARGEST_ROW:,} bytes each"
+        )
+    ratio = _FILTERED if plist.get_nfilters() else 1
+    stored = dataset.id.get_storage_size()
+    refuse_vast(f"{path}: column {name!r}", dataset.shape[0] * row, stored, ratio)
