@@ -32,13 +32,22 @@ multiprocessing.set_forkserver_preload(
 )
 
 
+HAS_BRANCH = os.environ.get("RINGMAP_TEST_BRANCH") != "0"
+"""Whether a single ring is read by its own reader, not as many are: see README.md."""
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _branch():
-    """Read a single ring as many are read, where RINGMAP_TEST_BRANCH=0: see README.md."""
-    if os.environ.get("RINGMAP_TEST_BRANCH") == "0":
+    if not HAS_BRANCH:
         from ringmap.buffers.engine import Engine
 
         Engine.has_branch = False
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if not HAS_BRANCH and item.get_closest_marker("branch"):
+            item.add_marker(pytest.mark.skip(reason="it patches the branch"))
 
 
 @pytest.fixture(autouse=True)

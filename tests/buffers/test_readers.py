@@ -162,6 +162,7 @@ def test_an_evicted_id_within_range_is_no_error(writer, reader):
         reader[len(reader)]
 
 
+@pytest.mark.branch
 def test_everything_was_cleared(writer, reader):
     writer.clear()
     with pytest.raises(NoClipsError, match="no clips of 2 steps are left"):
@@ -202,6 +203,7 @@ def test_no_torn_clip_even_when_the_ring_laps_the_reader(writer, reader, monkeyp
     assert reader.num_redraws >= 30 * times
 
 
+@pytest.mark.branch
 def test_lapped_ten_times_in_a_row(writer, reader, monkeypatch):
     monkeypatch.setattr(Handle, "retry_s", 0)
     lap(writer, monkeypatch, 100)
@@ -213,6 +215,7 @@ def test_lapped_ten_times_in_a_row(writer, reader, monkeypatch):
     prove(reader.sample(30), LENGTHS, 2)
 
 
+@pytest.mark.branch
 def test_control_without_the_second_look_torn_clips_come_out(writer, reader, monkeypatch):
     lap(writer, monkeypatch, 1)
     monkeypatch.setattr(type(reader.engine.owned), "newest_tail", lambda self: 0)

@@ -172,6 +172,7 @@ def test_computed_columns_travel_in_the_slot(home, context):
     buf.close()
 
 
+@pytest.mark.branch
 def test_batches_of_a_view_ask_the_disk_ahead(monkeypatch):
     """Each batch is asked for before the one before it is read."""
     buf, told = filled(), []

@@ -151,6 +151,7 @@ class Rings:
 
     def __init__(self, rings: tuple[Ring, ...]) -> None:
         self._rings, self._changes = rings, np.zeros(len(rings), np.int64)
+        self._seen: list[Any] = []
         self.is_written = any(ring.source.writable for ring in rings)
         """Whether this process writes one of them."""
         self.lock = threading.RLock()
@@ -164,6 +165,10 @@ class Rings:
     @property
     def changes(self) -> Array:
         """How often each of them changed, at most."""
+        lives = [ring.source.live for ring in self._rings]
+        now = [(live.era, live.first, live.last, live.num_steps) for live in lives]
+        if now != self._seen:
+            self._seen, self._changes = now, self._changes + 1
         return self._changes
 
     @property
@@ -197,7 +202,6 @@ class Rings:
     def follow(self, scan: bool = False) -> bool:
         """Catch up with every ring; tell whether anything changed. `scan`: whether to look for new ones."""
         changed = [ring.source.refresh() for ring in self._rings]
-        self._changes = self._changes + 1  # a writer's own changes are not told
         return any(changed)
 
     def report(self) -> None:

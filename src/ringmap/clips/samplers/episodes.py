@@ -15,6 +15,7 @@ from ringmap.clips.where import Condition, Values
 from ringmap.errors import ArgumentTypeError, InputError, NoClipsError, NotFoundError
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.paths import MARKS, local_path
+from ringmap.storage.ring.arrays import all_true
 from ringmap.storage.ring.links import WholeEpisodes
 
 __all__ = ["EpisodeSampler"]
@@ -143,9 +144,10 @@ class EpisodeSampler(DrawingSampler):
             names, starts, lengths, whole = _episodes_of(window)
             chosen = self.rng.integers(0, len(lengths), size)
             for _ in range(_TRIES):
-                refused = ~_good(window, names[chosen], lengths[chosen], wanted)
-                if not refused.any():
+                good = _good(window, names[chosen], lengths[chosen], wanted)
+                if all_true(good):
                     break
+                refused = ~good
                 chosen[refused] = self.rng.integers(0, len(lengths), int(refused.sum()))
             else:
                 long_enough = np.flatnonzero(_good(window, names, lengths, wanted))

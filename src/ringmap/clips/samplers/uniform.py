@@ -118,7 +118,7 @@ class EpochSampler(BaseSampler):
         self.seed = count("EpochSampler", "seed", seed)
         self.epoch = -1
         self._worker: list[int] = []
-        self._taken = self._span = 0
+        self._taken = self._count = self._span = 0
         self._rings: list[tuple[str, int, int]] = []
         """The clips of the epoch: of each ring its uuid, its head then, and how many."""
         self._order: Array | None = np.empty(0, np.int64)
@@ -126,12 +126,8 @@ class EpochSampler(BaseSampler):
     def begin_in_worker(self, seeds: np.random.SeedSequence) -> None:
         """Begin an epoch of this worker's own."""
         self._worker = seeds.generate_state(4).tolist()
-        self._rings, self._taken = [], 0
+        self._rings, self._taken, self._count = [], 0, 0
         self._order = None
-
-    @property
-    def _count(self) -> int:
-        return sum(count for *_, count in self._rings)
 
     @property
     def left(self) -> int:
@@ -151,16 +147,20 @@ class EpochSampler(BaseSampler):
         while len(ids) < batch_size:
             if not self.left:
                 self._begin(windows)
+                if not self.left:  # all clips were cleared meanwhile
+                    break
             ids = np.concatenate([ids, self._take(windows, batch_size - len(ids))])
         return ids
 
     def _begin(self, windows: Sequence[ClipRange]) -> None:
-        self.epoch += 1
-        self._span, self._rings, self._taken, self._order = 0, [], 0, None
+        rings = list[tuple[str, int, int]]()
         for window in windows:
             with thread.searching, window.lock:
-                self._rings.append((window.source.manifest.uuid.hex(), window.head, window.count))
-            self._span = window.index.span
+                rings.append((window.source.manifest.uuid.hex(), window.head, window.count))
+        self._count = 0  # an interrupt leaves no part of an epoch
+        self._rings, self._taken, self._order, self._span = rings, 0, None, windows[0].index.span if windows else 0
+        self.epoch += 1
+        self._count = sum(clips for *_, clips in rings)
 
     def _take(self, windows: Sequence[ClipRange], count: int) -> Array:
         """Return the ids of the next `count` clips of the epoch, without evicted ones."""
@@ -169,27 +169,22 @@ class EpochSampler(BaseSampler):
             self._order = np.random.default_rng(seed).permutation(self._count)
         taken = self._order[self._taken : self._taken + count]
         self._taken += len(taken)
-        is_one = len(windows) == len(self._rings) == 1  # maybe of a copy, which has a uuid of its own
-        by_uuid = {
-            uuid: (head, clips, stop) for (uuid, head, clips), stop in zip(self._rings, self._stops, strict=True)
-        }
+        if len(windows) == len(self._rings) == 1:  # maybe of a copy, which has a uuid of its own
+            window, (_, head, clips) = windows[0], self._rings[0]
+            with thread.searching, window.lock:
+                ids: Array = taken + (window.end_before(Position(head)) - clips - window.base)
+            return ids[ids >= 0]
+        stops = np.cumsum([clips for *_, clips in self._rings], dtype=np.int64).tolist()
+        by_uuid = {uuid: (head, clips, stop) for (uuid, head, clips), stop in zip(self._rings, stops, strict=True)}
         ids, first = np.full(len(taken), -1), 0
         for window in windows:
-            of_ring = next(iter(by_uuid.values())) if is_one else by_uuid.get(window.source.manifest.uuid.hex())
-            if of_ring is not None:
-                head, clips, stop = of_ring
-                mine = (taken < stop) & (taken >= stop - clips)
-                with thread.searching, window.lock:
-                    shift = window.end_before(Position(head)) - window.base - stop
-                found = taken[mine] + shift
-                ids[mine] = np.where((found >= 0) & (found < window.count), found + first, -1)
+            head, clips, stop = by_uuid.get(window.source.manifest.uuid.hex(), (0, 0, 0))
+            mine = (taken < stop) & (taken >= stop - clips)
+            with thread.searching, window.lock:
+                found = taken[mine] + (window.end_before(Position(head)) - stop - window.base)
+            ids[mine] = np.where((found >= 0) & (found < window.count), found + first, -1)
             first += window.count
         return ids[ids >= 0]
-
-    @property
-    def _stops(self) -> list[int]:
-        """How many clips of the epoch are on each ring and those before it."""
-        return np.cumsum([count for *_, count in self._rings], dtype=np.int64).tolist()  # type: ignore[no-any-return]
 
     def small_state(self) -> dict[str, Any]:
         """Return the state that a buffer stores with its commits: JSON, and small."""
@@ -221,6 +216,7 @@ class EpochSampler(BaseSampler):
                 f"({error!r}). Nothing was changed"
             ) from None
         self.seed, self.epoch, self._rings = seed, epoch, rings
+        self._count = sum(clips for *_, clips in rings)
         self._taken, self._span, self._worker = taken, span, own
         self._order = None
 
