@@ -458,3 +458,30 @@ def test_privileged_observations_that_are_not_declared():
     buf = RolloutBuffer(1, 3, (1,), ())
     with pytest.raises(ValueError, match="privileged_obs_shape was not declared"):
         buf.add(torch.zeros(1, 1), torch.zeros(1, 1), *[torch.zeros(1)] * 5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": 1000},
+        {"step": 2.5},
+        {"tensors": [1]},
+        {"rng": 3},
+        {"computed": torch.zeros(3)},
+        {"num_steps": torch.zeros(3)},
+        {"version": torch.zeros(3)},
+    ],
+    ids=lambda change: str(change)[:20],
+)
+def test_a_file_that_makes_no_sense_changes_nothing(tmp_path, change):
+    buf, path = filled(), tmp_path / "rollout.pt"
+    buf.save(path)
+    torch.save({**torch.load(path, weights_only=True), **change}, path)
+    before = buf.state_dict()
+    with pytest.raises((CorruptError, InputError), match=rf"^{path}: "):
+        buf.load(path)
+    after = buf.state_dict()
+    for name, tensor in before.pop("tensors").items():
+        assert torch.equal(tensor, after["tensors"][name])
+    assert torch.equal(before.pop("rng"), after.pop("rng"))
+    assert {name: after[name] for name in before} == before

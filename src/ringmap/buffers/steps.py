@@ -259,12 +259,9 @@ class StepRing(Buffer):
         stored = self.engine.source.rows
         assert stored is not None
         wanted = [n for n in stored.schema.names if names is None or n in names]
-        return dict(zip(wanted, stored.take(wanted, ids), strict=True)), self.holds_still(ids)
-
-    def holds_still(self, ids: Array) -> Array:
-        """Tell for each id whether its row is in the window and has not been overwritten: for use after a read."""
+        columns = dict(zip(wanted, stored.take(wanted, ids), strict=True))
         bad = lost(self.engine.source, ids, self.holds(ids))
-        return np.ones(len(ids), np.bool_) if bad is None else ~bad
+        return columns, np.ones(len(ids), np.bool_) if bad is None else ~bad
 
     def column(self, name: str, ids: Array) -> Array:
         """Return one column of rows by id; LappedError if a writer elsewhere evicted some of them."""
@@ -379,16 +376,6 @@ class StepRing(Buffer):
     def at_once(self, row_nbytes: int) -> int:
         """Return how many rows of this size are committed together; a call with more is a commit of its own."""
         return min(self.group, _AT_ONCE_NBYTES // row_nbytes) if row_nbytes else 0
-
-    def commit(self, arrays: list[Array], data: bytes, where: str, following: Mapping[str, Array]) -> None:
-        """Store rows of a ring with fixed columns, in their order and dtypes and C-contiguous, in one commit, however
-        many they are, with encoded episode data, and the next observations of the newest rows."""
-        engine = self.engine
-        store = engine.writer(where)
-        assert store.schema is not None
-        with engine.committing() as small:
-            one = NewRecord(len(arrays[0]), data)
-            store.commit(Commit([one], where, store.schema, arrays, small=small, next_observations=following))
 
     def notes(self) -> dict[str, Any]:
         """Return the notes of the newest rows; for a reader, as of its last refresh."""

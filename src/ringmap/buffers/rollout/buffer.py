@@ -459,8 +459,9 @@ class RolloutBuffer(Unindexed):
                 f"{where}: rng is no state of a torch.Generator ({error}); give what state_dict returned. Nothing was "
                 "changed"
             ) from None
+        computed = bool(state["computed"])
         self._tensors.take_over(tensors, step, where)
-        self._step, self._computed = step, bool(state["computed"])
+        self._step, self._computed = step, computed
         self._generator = generator
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -490,7 +491,7 @@ class RolloutBuffer(Unindexed):
             raise CorruptError(f"{os.fspath(path)}: is no regular file, expected one of a RolloutBuffer")
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-            version = state["version"]
+            version = int(state["version"])
         except OSError:
             raise
         except Exception as error:
@@ -498,14 +499,11 @@ class RolloutBuffer(Unindexed):
         if version != _VERSION:
             raise CorruptError(f"{os.fspath(path)}: version {version}, expected {_VERSION}")
         try:
-            fits = 0 <= int(state["step"]) <= self.num_steps and all(
-                isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state["tensors"].items()
-            )
-            if not fits or not isinstance(state["rng"], torch.Tensor):
-                raise ValueError(f"step {state['step']} of {self.num_steps}, or what is stored is no tensor")
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            self.load_state_dict(state)
+        except InputError as error:
+            raise InputError(f"{os.fspath(path)}: {error}") from None
+        except (LookupError, TypeError, AttributeError, RuntimeError) as error:
             raise CorruptError(f"{os.fspath(path)}: does not make sense: {error!r}") from None
-        self.load_state_dict(state)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {k: v for k, v in self.__dict__.items() if k != "_generator"}

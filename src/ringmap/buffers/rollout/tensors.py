@@ -92,9 +92,9 @@ class StepTensors:
 
     # -- out ---------------------------------------------------------------------------------
 
-    def nested(self, name: str, tensors: Mapping[str, Tensor] | None = None) -> Any:
-        """Return the tensors of a nested value, nested; or other tensors under its leaves' names."""
-        return self.trees[name].nest(self.by_name if tensors is None else tensors)
+    def nested(self, name: str) -> Any:
+        """Return the tensors of a nested value, nested."""
+        return self.trees[name].nest(self.by_name)
 
     def flat(self, steps: int) -> dict[str, Tensor]:
         """Return the first steps of all tensors, `(steps * N, ...)`."""

@@ -57,7 +57,7 @@ from ringmap.formats.catalog.convert import convert
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.values import as_array, cast, nested
-from ringmap.storage.commit.commit import UNNUMBERED
+from ringmap.storage.commit.commit import UNNUMBERED, Commit, NewRecord
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.calls import note_nested, thread
 from ringmap.storage.disk.files import Disk
@@ -444,7 +444,9 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
             for spec, values in zip(self._columns.schema.columns, arrays, strict=True)
         ]
         apart = {name: np.ascontiguousarray(values) for name, values in after.items()}
-        self._ring.commit(given, encode_data(earlier, where), where, apart)
+        with self.engine.committing() as small:
+            one = NewRecord(count, encode_data(earlier, where))
+            store.commit(Commit([one], where, self._columns.schema, given, small=small, next_observations=apart))
 
     def clear(self) -> None:
         """Drop all transitions, in one commit."""
