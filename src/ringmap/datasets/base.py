@@ -35,7 +35,7 @@ from ringmap.clips.index import ClipIndex, ClipPairs
 from ringmap.clips.window import Wanted, WindowSpec, check_anchors, tell_no_lanes, warn_unreached
 from ringmap.datasets.batch import worker
 from ringmap.datasets.episode_table import choose
-from ringmap.datasets.image_axes import PictureAxes, as_nested, is_image, stored_layout
+from ringmap.datasets.image_axes import EpisodeDict, PictureAxes, as_nested, is_image, stored_layout
 from ringmap.datasets.loader_batches import as_clip, collates_whole, of_columns, stacked
 from ringmap.datasets.split import Arcs, shares_of, split_seed
 from ringmap.datasets.windows import DatasetRows, Runs, fold, gather, rows_by_slices
@@ -260,7 +260,9 @@ class Dataset(LoaderDataset):
         for name in columns or ():
             self._check_column(name, "load_steps")
         steps = self._load_slice(operator.index(episode_idx), start, end)
-        return steps if columns is None else {name: steps[name] for name in columns}
+        if columns is None:
+            return steps
+        return EpisodeDict({name: steps[name] for name in columns}, getattr(steps, "channels_first", ()))
 
     def episode_data(self, episode_idx: int) -> dict[str, Any]:
         """Return the values that are constant within one episode; {} if it has none.

@@ -10,7 +10,7 @@
                untrusted  limits on what a dataset may make us open
     layouts    tabular, npz, names    .npz columns with images beside them; names for any file system
                arrow      columns as Arrow arrays, and back
-               hdf5_tree, hdf5_trial    files of HDF5 of other programs
+               safe_hdf5, hdf5_trial    files of HDF5 of other programs
 
 Not here: any one format (the modules beside this package).
 """
