@@ -798,6 +798,7 @@ def test_the_second_look_sees_the_lowest_position(cut, monkeypatch):
         assert not (draw() == 1).all()
 
 
+@pytest.mark.branch
 @pytest.mark.parametrize("lowest", [0, -5])
 def test_rows_are_overwritten_between_a_draw_and_the_second_look(lowest, monkeypatch):
     """The draw says which clips cross parts; some of their parts are gone when they are read. With a control."""

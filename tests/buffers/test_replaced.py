@@ -30,6 +30,7 @@ from ringmap.storage.read import reader as live_reader
 from tests.buffers.processes import in_child
 from tests.buffers.steps import episode
 from tests.disks import Through
+from tests.sharded.striking import always_look
 
 STORAGES = {
     "memmap": "memmap",
@@ -41,7 +42,7 @@ ERROR = r"directory .* was {} since it was opened; .*open the buffer where it is
 @pytest.fixture(autouse=True)
 def every_look(monkeypatch):
     """Let readers look at the path with each call, not once in 100 ms."""
-    monkeypatch.setattr(live_reader, "HELD_S", 0.0)
+    always_look(monkeypatch)
 
 
 def make(path, storage="memmap", first=0, **options):

@@ -336,6 +336,19 @@ def test_an_epoch_goes_on_without_a_ring_that_left(three):
     assert set(found) >= left
 
 
+@pytest.mark.parametrize("has_parts", [False, True])
+def test_ids_that_are_of_no_clip_are_redrawn(three, has_parts):
+    """A process that knows more may have drawn them."""
+    if has_parts:
+        three.write_in_parts("b", 45)
+    buf = open_all(three)
+    count = len(buf)
+    batch = buf[[count + 7, 0, -count - 3, count - 1]]
+    prove(batch, three.lengths, 3)
+    assert batch.redrawn.tolist() == [True, False, True, False]
+    assert len(buf.__getitems__([count, 1])) == 2
+
+
 def test_no_lock_is_held_while_a_sampler_draws(three):
     """Other threads look, count and draw meanwhile; the draw is of the moment at which it began."""
     counts = []

@@ -34,7 +34,7 @@ from ringmap.storage.disk.process import Forkable
 from ringmap.storage.disk.system import System
 from ringmap.storage.read.handle import Pulse
 from ringmap.storage.read.read_live import retry
-from ringmap.storage.ring.arrays import lowest
+from ringmap.storage.ring.arrays import highest, lowest
 
 __all__ = ["ManyReader", "Weights"]
 
@@ -121,11 +121,13 @@ class ManyReader(Forkable):
     def place(self, ids: Array, moment: Moment, cut: Cut, table: ClipTable | None = None) -> Array:
         """Return the names of clips by their ids in a moment; GONE for one that was evicted. `table`: what the moment
         is of; None: all clips of the cut."""
+        names, are_there = None, len(ids) == 0 or (lowest(ids) >= 0 and highest(ids) < moment.count)
         with self.rings.lock:
             of = self.table(cut) if table is None else table
-            names = of.names(ids) if of.moment() is moment else None
+            if are_there and of.moment() is moment:
+                names = of.names(ids)
         places = moment.ends.searchsorted(ids, side="right")
-        if names is None:  # commits came since
+        if names is None:  # commits came since, or there are no such ids
             names = np.full(len(ids), GONE)
             for place, which in groups(places):
                 if place < len(moment.numbers):
