@@ -8,9 +8,8 @@ Not here: pickling and forks (common/directory.py), tensors, clips (`ringmap.dat
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import h5py
@@ -119,31 +118,32 @@ class HDF5Source(DirectorySource):
         self, handle: HDF5File, columns: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Array]:
         found = {}
-        with self._alone(), self._unchanged() as opened:
-            for name in columns:
-                with damage_named(f"{self.path}: column {name!r}"):
-                    found[name] = opened.columns[name].windows(starts, length, stride)
+        for name in columns:
+            with damage_named(f"{self.path}: column {name!r}"):
+                found[name] = handle.columns[name].windows(starts, length, stride)
         return found
 
     def _episode_data(self, handle: HDF5File, episode: int) -> dict[str, Any]:
-        with self._alone(), self._unchanged() as opened:
-            if not opened.fits:
-                raise refuse_other_table(self.path)
-            return read_episode_data(opened.table, episode)
+        if not handle.fits:
+            raise refuse_other_table(self.path)
+        return read_episode_data(handle.table, episode)
 
-    @contextlib.contextmanager
-    def _unchanged(self) -> Iterator[HDF5File]:
-        """Give the open file, as it was when it was opened, and keep writers waiting."""
-        while True:
-            opened: HDF5File = self._handle()  # another thread may have closed the one that was given
-            disk.lock(opened.fd, self.path, shared=True, wait_s=WAIT_S)
-            try:
-                if opened.is_unchanged():
-                    yield opened
-                    return
-            finally:
-                disk.unlock(opened.fd, close=False)
-            self.close()
+    def _unmixed(self, read: Callable[[HDF5File], dict[str, Any]]) -> dict[str, Any]:
+        """Return what is read of the file as it was when it was opened; its writers wait meanwhile."""
+        with self._alone():
+            while True:
+                opened = self.opened
+                disk.lock(opened.fd, self.path, shared=True, wait_s=WAIT_S)
+                try:
+                    if opened.is_unchanged():
+                        try:
+                            return read(opened)
+                        finally:
+                            if not opened.is_unchanged():  # by a program that locks nothing
+                                raise ReplacedError(f"{self.path}: was written over while it was open; load it again")
+                finally:
+                    disk.unlock(opened.fd, close=False)
+                self.close()
 
 
 class HDF5File:
