@@ -214,8 +214,10 @@ def lock(fd: int, path: str, shared: bool = False, wait_s: float = 0.0) -> None:
 
 def unlock(fd: int, close: bool = True) -> None:
     """Release the lock of a file, even if a forked child still has a copy of `fd`, and close it."""
-    if fcntl is not None:
-        with contextlib.suppress(OSError):
+    try:
+        if fcntl is not None:
             fcntl.flock(fd, fcntl.LOCK_UN)
+    except OSError:
+        pass
     if close:
         os.close(fd)
