@@ -203,7 +203,7 @@ def test_workers_of_a_loader_send_lists(fleet, workers):
     buf.close()
 
 
-@pytest.mark.parametrize("module", [gather, rings])
+@pytest.mark.parametrize("module", [pytest.param(gather, marks=pytest.mark.branch), rings])
 def test_control_text_that_numpy_cuts(fleet, tmp_path, monkeypatch, module):
     def cut(into, where, values):
         into[where] = values
