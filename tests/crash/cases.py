@@ -307,6 +307,7 @@ class Session(Subject):
         self.ended = {}  # likewise, of those that were finished
         self.appended = {}  # a step may be there though its append was interrupted
         self.numbers = itertools.count(1 + max(expect.numbers(), default=0))
+        self.first_looks = {}  # number -> changes before the look that first saw it
 
     @classmethod
     def nothing(cls, case):
@@ -318,8 +319,16 @@ class Session(Subject):
 
     def inherit(self, before, expect, boots):
         self.power = expect.power
-        known = before.origins.seen_of(expect.numbers())
+        known = before.origins.seen_of(expect.numbers() - before.given_after(expect))
         self.origins = Origins(known, expect.most_given(known) if boots and self.cut else -1)
+
+    def given_after(self, expect):
+        """Return the numbers of the episodes whose ordinals were given behind a recovery in the middle of a call, for a
+        crash in that call that comes before it: the recovery put a manifest with the jump first."""
+        place = next((place for place, one in self.expects if one is expect), 0)
+        puts = [at for at, change in enumerate(self.disk.log) if change[0] == "rename" and at >= place]
+        fresh = self.first_looks.keys() - self.origins.earlier.keys()
+        return {number for number in fresh if puts and self.first_looks[number] > puts[0]}
 
     draw_step = staticmethod(draw_step)
     where = ""
@@ -425,6 +434,8 @@ class Session(Subject):
     def look(self, kept=()):
         seen = self.look_at(self.buf)
         self.origins.see(self.ordinals(seen), kept)
+        for number, _ in seen:
+            self.first_looks.setdefault(number, len(self.disk.log))
         return seen
 
     def ordinals(self, seen):

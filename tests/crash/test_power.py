@@ -143,6 +143,18 @@ FOUND = {
         [True],
         Case(True, (("write", 2), ("write", 6, ("sync", 4)), ("write", 2), ("write", 1)), warm=5),
     ),
+    # No fault of the ring: the ordinal that a finish gave behind its recovery was taken for one that a cut before had.
+    "ordinal of a finish that recovered": (
+        [False],
+        Case(
+            False,
+            (("write", 3), ("append",), ("sync",), ("write", 6), ("clear",), ("finish", ("partial", 2)), ("sync",)),
+            spare=6,
+            slots=1,
+            keep=True,
+            warm=5,
+        ),
+    ),
     # A recovery whose own sync failed left the trust in the page cache standing.
     "failed sync in a recovery": (
         [False],
