@@ -23,7 +23,7 @@ from ringmap.errors import (
 from ringmap.storage.disk.checksums import decode_signed, encode_signed
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.ring.ring import spare_rows
-from tests.buffers.steps import COLUMNS, episode, prove, snapshot, stored
+from tests.buffers.steps import COLUMNS, episode, prove, same, snapshot, stored
 from tests.disks import Through
 
 # -- constructor -------------------------------------------------------------------------------
@@ -358,8 +358,12 @@ class _Other:
     def load_episode(self, _):
         return episode(5, 3)
 
-    def get_episode_data(self, _):
-        return {}
+
+def test_lengths_and_load_episode_are_enough_for_a_source(buffer):
+    buf = buffer(max_steps=20)
+    buf.extend_from(_Other())
+    assert buf.lengths.tolist() == [3]
+    same(buf.load_episode(0), episode(5, 3))
 
 
 @pytest.mark.parametrize("use", [*USES, *WRITES, "flush"])

@@ -963,31 +963,41 @@ class OtherDataset(Dataset):
     """A dataset of another library: an object with the methods that load, as it is now.
 
     Args:
-        dataset: it.
+        dataset: it. `lengths` and `load_episode(i)` are enough: such a one has clips of one step, and reads whole
+            episodes for them.
     """
 
     def __init__(self, dataset: Any) -> None:
         lengths = np.asarray(dataset.lengths, np.int64)
-        super().__init__(lengths, np.cumsum(lengths) - lengths, dataset.frameskip, dataset.num_steps)
+        offsets = np.cumsum(lengths) - lengths
+        super().__init__(lengths, offsets, getattr(dataset, "frameskip", 1), getattr(dataset, "num_steps", 1))
         self.dataset = dataset
+        self._load = getattr(dataset, "_load_slice", self._cut_out)
 
     @property
     def column_names(self) -> list[str]:
         """Names of the columns in order."""
-        return list(self.dataset.column_names)
+        names = getattr(self.dataset, "column_names", None)
+        if names is None:
+            names = self.dataset.load_episode(0) if len(self.lengths) else ()
+        return list(names)
 
     def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
-        found: dict[str, Any] = self.dataset._load_slice(ep, start, end)
+        found: dict[str, Any] = self._load(ep, start, end)
         return found
+
+    def _cut_out(self, ep: int, start: int, end: int) -> dict[str, Any]:
+        return {name: values[start:end] for name, values in self.dataset.load_episode(ep).items()}
 
     @property
     def episode_column_names(self) -> list[str]:
         """Names of the values that are constant within an episode, first seen first."""
-        return list(self.dataset.episode_column_names)
+        return list(getattr(self.dataset, "episode_column_names", ()))
 
     def get_episode_data(self, idx: int | Sequence[int] | Array | None = None) -> dict[str, list[Any]]:
         """Return the values that are constant within an episode, as the dataset does."""
-        found: dict[str, list[Any]] = self.dataset.get_episode_data(self._episode_numbers(idx))
+        numbers = self._episode_numbers(idx)
+        found: dict[str, list[Any]] = getattr(self.dataset, "get_episode_data", lambda _: {})(numbers)
         return found
 
     def close(self) -> None:
@@ -1090,7 +1100,7 @@ def as_dataset(part: Any, where: str) -> Dataset:
     """
     if isinstance(part, Dataset):
         return part
-    if all(hasattr(part, n) for n in ("num_steps", "frameskip", "lengths", "column_names")):
+    if hasattr(part, "lengths") and hasattr(part, "load_episode"):
         return OtherDataset(part)
     if isinstance(part, str | os.PathLike):
         remedy = f"open it first: load_dataset({os.fspath(part)!r})"

@@ -127,12 +127,13 @@ class Record(Mapping[str, Any]):
 
 
 def groups_of(records: Iterable[Record], nbytes: int) -> Iterator[list[Record]]:
-    """Yield records in lists of about so many bytes."""
+    """Yield records in lists of about so many bytes. A caller who drops a list at once never holds two."""
     group, size = list[Record](), 0
     for record in records:
         group.append(record)
         size += sum(value.nbytes for value in record.columns.values())
         if size >= nbytes:
+            del record
             yield group
             group, size = [], 0
     if group:

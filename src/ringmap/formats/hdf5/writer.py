@@ -158,12 +158,14 @@ class HDF5Writer(EpisodeWriter):
                 columns = create_columns(file, schema, self._chunk_nbytes, self._filters, self._nested)
             if not len(lengths) and not fresh:
                 table.attrs.update(Facts.stated(group[0].notes).encode(PREFIX))
+            parts: list[Any] = []
             for name, column in columns.items():
-                parts: list[Any] = [record.columns[name] for record in group]
+                parts = [record.columns[name] for record in group]
                 column.write(rows, parts[0] if len(parts) == 1 else np.concatenate(parts))
             add_episode_data(table, len(lengths) + len(fresh), [record.data for record in group])
             fresh += [record.length for record in group]
             rows += sum(record.length for record in group)
+            del group, parts  # before the next are read
         if not fresh:
             return
         more = np.array(fresh, np.int32)
