@@ -193,7 +193,7 @@ class Rings:
 
     def of(self, number: int) -> Ring | None:
         """Return an open ring by its number; None: it is away."""
-        return self._rings[number] if number < len(self._rings) else None
+        return self._rings[number] if 0 <= number < len(self._rings) else None
 
     def number_of(self, uuid: bytes) -> int | None:
         """Return the number of the ring with this uuid; None: it is none of these."""
