@@ -889,6 +889,24 @@ def test_an_episode_that_is_taken_twice_counts_twice(parts):
     assert again.num_valid_ends(2) == 3 * (stored - 1)
 
 
+@pytest.mark.parametrize("parts", [False, True], ids=["plain", "parts"])
+def test_one_taken_twice_stands_for_no_other_that_was_left_out(parts):
+    """Of equally long episodes the view has as many steps as there are from its first to its last one."""
+    buf = ReplayBuffer(300, seed=0)
+    for number in range(3):
+        if not parts:
+            buf.write_episode({"x": np.full(4, number)})
+            continue
+        with buf.begin_episode(commit_every=3) as recording:
+            for _ in range(4):
+                recording.append({"x": number})
+    view = buf.view().take([0, 2, 2])
+    drawn = view.sample(3000)["x"].ravel()
+    assert set(drawn.tolist()) == {0, 2}
+    assert abs((drawn == 2).mean() - 2 / 3) < 0.05
+    assert view.clip_window(1).starts(0, 12).tolist() == [True] * 4 + [False] * 4 + [True] * 4
+
+
 @pytest.mark.parametrize("kind", ["ring", "fleet"])
 def test_a_view_counts_the_steps_of_an_episode_as_they_were_whatever_parts_of_it_are_gone(tmp_path, kind):
     """Its first parts went before the view was made, and more of them since."""

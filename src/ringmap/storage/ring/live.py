@@ -41,6 +41,7 @@ class LiveEpisodes:
     __slots__ = (
         "_lengths",
         "_origins",
+        "_overlap",
         "_runs",
         "_starts",
         "_walks",
@@ -59,6 +60,7 @@ class LiveEpisodes:
         self.era = era - 1
         self.clear()
         self.extend(starts, lengths, parts, origins)
+        self._overlap = bool((starts[1:] < (starts + lengths)[:-1]).any())
 
     def clear(self) -> None:
         """Start over without episodes: ordinals are assigned again."""
@@ -69,6 +71,7 @@ class LiveEpisodes:
         self.first = self.last = Ordinal(0)
         self.num_steps = self.stop = 0
         """One past the newest position of an episode; meaningless if there is none."""
+        self._overlap = False
         self.links: Links | None = None
         """What is known of parts; None while there is none."""
         self._whole: tuple[tuple[int, ...], WholeEpisodes] | None = None
@@ -253,7 +256,9 @@ class LiveEpisodes:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the episodes lie end to end: none was dropped between them."""
+        """Whether the episodes lie end to end: none was dropped between them, and none is there twice, as in a view."""
+        if self._overlap:
+            return False
         return self.first < self.last and self.stop - self._starts.at(self.first) == self.num_steps
 
     def ordinal_from(self, position: Position) -> Ordinal:
