@@ -8,7 +8,10 @@ Not here: pickling and forks (common/directory.py), tensors, clips (`ringmap.dat
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,6 +55,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 BIRTH = "ringmap_birth"
 """Attribute of `ep_len`: a random text that a file gets when our writer makes it, and keeps while it is appended to."""
+
+_open_files: weakref.WeakSet[HDF5File] = weakref.WeakSet()
 
 
 class HDF5Source(DirectorySource):
@@ -171,6 +176,7 @@ class HDF5File:
         self.columns = self.found.columns
         self.table = self.file[EPISODE_LENGTHS]
         self.fits = is_of_table(self.table, self.lengths, self.offsets)
+        _open_files.add(self)
 
     def is_unchanged(self) -> bool:
         """Return whether nothing was written since the opening."""
@@ -184,6 +190,15 @@ class HDF5File:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+@atexit.register
+def _close_open_files() -> None:
+    """Close what a thread, or a fork's parent, keeps open: HDF5's own end would, by a driver that is Python, which is
+    gone by then."""
+    for one in list(_open_files):
+        with contextlib.suppress(Exception):
+            one.file.close()
 
 
 def _opened(path: str, fd: int) -> Any:
