@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ringmap.cli.table import kept, rows_of, sorted_by
 from ringmap.data import ReplayBuffer, convert, load_dataset
+from ringmap.datasets.marks import Marks
 from ringmap.errors import InputError
 from ringmap.formats.hdf5.writer import HDF5Writer
 from tests.cli.conftest import episode, fill
@@ -170,6 +171,28 @@ def test_a_table_is_of_one_moment():
     rows = rows_of(pinned)
     assert [row["data"]["number"] for row in rows] == [2]
     assert [row["return"] for row in rows] == [10 * row["data"]["number"] for row in rows]
+
+
+@pytest.mark.parametrize("name", ["replay", "a.h5", "rings"])
+def test_by_marks(cli, tmp_path, name):
+    with fill(tmp_path / "replay", episodes=3) as buffer, fill(tmp_path / "rings" / "r0", episodes=3) as ring:
+        for one in (buffer, ring):
+            Marks(one).set(int(one.episode_spans()[0][1]), flags="badly_lit", note="it slips")
+            Marks(one).set(int(one.episode_spans()[0][2]), flags=("bad", "worse"))
+        convert(buffer, tmp_path / "a.h5", progress=False)
+    with closing(load_dataset(tmp_path / "a.h5")) as dataset:
+        Marks(dataset).set(1, flags="badly_lit", note="it slips")
+        Marks(dataset).set(2, flags=("bad", "worse"))
+
+    def found(*words):
+        return [row["episode"] for row in cli("episodes", name, "--json", *words).json]
+
+    assert found("--where", "flags contains bad") == [2]
+    assert found("--where", "not flags contains bad") == [0, 1]
+    assert found("--where", "flags = ''") == [0]
+    assert found("--where", "note contains SLIP", "--where", "flags != ''") == [1]
+    assert found("--sort", "flags", "--reverse") == [1, 2, 0]
+    assert "flags" not in cli("episodes", name, "--json").json[0]
 
 
 def test_a_live_buffer(cli, tmp_path):

@@ -102,6 +102,11 @@ def test_several_conditions_are_joined_and_travel():
     assert made.names == ["seed", "room"]
     assert made.select(list(COLUMNS), COLUMNS.get, 4).tolist() == [True, False, False, False]
     assert Condition.all_of([], "test").select([], COLUMNS.get, 2).all()
+    assert Condition.all_of(["", " ", "seed = 3"], "test").text == "seed = 3"
+    with pytest.raises(InputError, match="at character 9 of 'seed = 3[)] or [(]seed = 50'"):
+        Condition.all_of(["seed = 3) or (seed = 50", "room = left"], "test")
+    with pytest.raises(InputError, match="at character 6 of 'room @ left'"):
+        Condition.all_of(["seed = 3", "room @ left"], "test")
 
 
 def test_tables_are_joined_in_an_order():

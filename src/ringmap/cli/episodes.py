@@ -8,7 +8,7 @@ import typer
 
 from ringmap.cli.console import show, show_json, show_table, value_text
 from ringmap.cli.options import AsJson, Place
-from ringmap.cli.table import kept, rows_at, sorted_by
+from ringmap.cli.table import kept, name_marks, rows_at, sorted_by
 
 MinLength = Annotated[int, typer.Option("--min-length", metavar="N", help="Only those of at least N steps.")]
 Where = Annotated[
@@ -43,7 +43,8 @@ def episodes(
     Episode 0 is the oldest one stored; of a directory of rings, that of the first ring, and a column names the ring.
     The return is the sum of the column `reward` (or `rewards`, `next.reward`, `next/reward`), if there is one.
     """
-    rows = [row for row in rows_at(path, "episodes") if row["length"] >= min_length]
+    marked = name_marks(where or (), sort)
+    rows = [row for row in rows_at(path, "episodes", marked) if row["length"] >= min_length]
     rows = kept(rows, where or ())
     if last is not None:
         rows = rows[max(0, len(rows) - last) :]

@@ -17,42 +17,54 @@ from ringmap.cli.resolve import episodes_at
 from ringmap.clips.where import Condition, Values
 from ringmap.datasets.base import as_dataset
 from ringmap.datasets.episode_table import ENDED, OUTCOMES, EpisodeTable
+from ringmap.datasets.marks import Marks
 from ringmap.errors import InputError
 
-__all__ = ["Row", "kept", "rows_at", "rows_of", "sorted_by"]
+__all__ = ["Row", "kept", "name_marks", "rows_at", "rows_of", "sorted_by"]
 
 Row = dict[str, Any]
 
-OWN = ("episode", "ring", "length", "return", "ended")
+MARKS = ("flags", "note")
+OWN = ("episode", "ring", "length", "return", "ended", *MARKS)
 
 
-def rows_at(path: str, where: str) -> list[Row]:
+def rows_at(path: str, where: str, marked: bool = False) -> list[Row]:
     """Return a row for each episode at a path; of a directory of rings ring by ring, with the name of each.
+
+    Args:
+        path: of a buffer, or of a dataset.
+        where: the caller to name in an error.
+        marked: as `rows_of`.
 
     Raises:
         InputError, NotFoundError, UnknownFormatError, CorruptError: as `episodes_at`.
     """
     dataset = episodes_at(path, where)
     if kind_of(path, where) != FLEET:
-        return rows_of(dataset)
+        return rows_of(dataset, marked)
     with dataset as rings:
-        found = [(r.name, row) for r in rings.engine.rings for row in rows_of(episodes_at(r.folder, where))]
+        found = [(r.name, row) for r in rings.engine.rings for row in rows_of(episodes_at(r.folder, where), marked)]
     return [{**row, "episode": n, "ring": name} for n, (name, row) in enumerate(found)]
 
 
-def rows_of(dataset: Any) -> list[Row]:
+def rows_of(dataset: Any, marked: bool = False) -> list[Row]:
     """Return a row for each episode that is stored now, oldest first: number, length, return, ending, then its data.
 
     One that is evicted while it is read is left out.
 
     Args:
         dataset: a buffer's reader, or a dataset.
+        marked: whether each has its flags and its note.
 
     Cost: reads three columns of small values, and the data of every episode.
     """
     pinned = as_dataset(dataset, "episodes: the dataset").pinned()
     lengths, every = np.asarray(pinned.lengths, np.int64), dict[int, dict[str, Any]]()
     table = EpisodeTable(np.arange(len(lengths)), lengths)
+    if marked:
+        of = Marks(pinned)
+        table.ids, table.marks = of.names(), of.all()
+    marks = {name: table.values(name) for name in MARKS} if marked else {}
     stored = table.read(pinned, [*OUTCOMES, "data"], every.__setitem__)
     rows: list[Row] = []
     for number in np.flatnonzero(stored).tolist():
@@ -61,6 +73,7 @@ def rows_of(dataset: Any) -> list[Row]:
             row["return"] = float(table.returns[number])
         if "ended" in table.outcomes:
             row["ended"] = ENDED[table.ended[number]]
+        row |= {name: values.get(number) for name, values in marks.items() if values is not None}
         row["data"] = {name: _single(plain(value)) for name, value in every[number].items()}
         rows.append(row)
     return rows
@@ -77,8 +90,13 @@ def value_of(row: Row, name: str) -> Any:
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    own = [name for name in OWN if name != "ring" or name in rows[0]]
+    own = [name for name in OWN if name not in ("ring", *MARKS) or name in rows[0]]
     return [*own, *dict.fromkeys(name for row in rows for name in row["data"])]
+
+
+def name_marks(conditions: Sequence[str], others: str = "") -> bool:
+    """Return whether conditions, or another name, are about marks. Raises InputError, as `kept`."""
+    return not {*Condition.all_of(conditions, "episodes: --where").names, others}.isdisjoint(MARKS)
 
 
 def kept(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:

@@ -225,7 +225,10 @@ class Condition:
 
     @classmethod
     def all_of(cls, texts: Collection[str], where: str) -> Condition:
-        """Return the condition that all of these are met."""
+        """Return the condition that all of these are met; an empty one is by all."""
+        texts = [text for text in texts if text.strip()]
+        for text in texts:  # each by itself: a bracket ends where it began, and an error names its own characters
+            cls(text, where)
         return cls(" and ".join(f"({text})" for text in texts) if len(texts) > 1 else "".join(texts), where)
 
     def __reduce__(self) -> Any:
