@@ -196,6 +196,41 @@ def test_a_side_is_drawn_from(tmp_path, kind, how):
             train.sample(8)
 
 
+@pytest.mark.parametrize("sampler", [None, EpisodeSampler], ids=["uniform", "by episode"])
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_what_does_not_count_any_more_is_not_drawn(tmp_path, lanes, sampler, monkeypatch):
+    """Rows are stored for longer than they count; a commit of many is left behind row by row."""
+    monkeypatch.setattr("ringmap.buffers.view._ROWS", 5)
+    made = TransitionReplayBuffer(60, (2,), path=tmp_path / "ring", device=None, seed=0)
+    with made as writer, TransitionReplayBuffer.open(tmp_path / "ring", device=None, seed=0) as reader:
+        reader.sampler = sampler and sampler(0)
+
+        def add(begin, end):
+            for step in range(begin, end):
+                now = [[lane, step] for lane in range(lanes)]
+                writer.add(
+                    now, [0] * lanes, [0] * lanes, [[lane, step + 1] for lane, step in now], [step % 9 == 8] * lanes
+                )
+            writer.flush()
+            reader.refresh()
+
+        def told(batch):
+            return [tuple(row) for row in batch["observations"].astype(int).tolist()]
+
+        add(0, 60 // lanes)
+        views = [reader.view(), reader.view().take([2, 1, 2])]
+        before = [told(view[np.arange(len(view))]) for view in views]
+        for step in range(60 // lanes, 110 // lanes, 3):
+            add(step, step + 3)
+            low = step + 3 - 60 // lanes
+            for view, held in zip(views, before, strict=True):
+                left = [row for row in held if row[1] >= low]
+                assert view.num_valid_ends() == len(left)
+                if left:
+                    assert {*told(view.sample(2000))} == {*left}
+                    assert {*told(view[np.arange(len(view))])} <= {*left}
+
+
 def test_a_live_side_follows_the_buffer(tmp_path):
     with opened(tmp_path, "plain", "writer") as (envs, buf):
         train, rest = buf.view(live=True).split(0.7)

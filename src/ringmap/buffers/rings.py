@@ -26,6 +26,7 @@ from ringmap.storage.disk.system import clear_reads
 from ringmap.storage.read.episodes import origins_at
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.links import NONE
+from ringmap.storage.ring.ring import Position
 
 if TYPE_CHECKING:
     from ringmap.storage.inspect.check import Finding
@@ -76,6 +77,11 @@ class Ring:
     def num_steps(self) -> int:
         """Number of stored steps; of transitions those that count."""
         return self.source.live.num_steps if self.reader.capacity is None else self.reader.pin(_STEP).count
+
+    @property
+    def low(self) -> Position:
+        """The position of the oldest step that counts: rows of transitions are stored for longer."""
+        return self.source.tail if self.reader.capacity is None else self.reader.window(_STEP).low
 
     @property
     def lengths(self) -> Array:

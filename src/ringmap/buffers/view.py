@@ -64,6 +64,10 @@ __all__ = ["BufferView"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+_ROWS = 4096
+"""Rows of transitions that are parts by themselves: so many stop to count before the parts are looked at again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Live:
     """What a live view holds at each moment: the episodes to keep, None for all, the items to cut out of them, and the
@@ -683,12 +687,15 @@ class BufferView(Dataset):
             return None
         source, cut = ring.source, self.cut
         source.recover_if_stale()
+        # Those of a pass are as they were committed, and a part of such may still count.
+        low = source.tail if episodes.stored is None else ring.low
         with thread.searching, source.lock:
             live, left = source.live, self._left.get(ring.number)
-            if left is None or left[0] is not source or left[1] != live.era:
-                left = self._left[ring.number] = source, live.era, ClipIndex(_among(episodes, live))
+            if left is None or left[0] is not source or left[1] != live.era or left[2].live.is_inside(low):
+                until = low if ring.reader.capacity is None else low + _ROWS
+                left = self._left[ring.number] = source, live.era, ClipIndex(_among(episodes, live, until))
             index = left[2]
-            index.live.evict_before(source.tail)
+            index.live.evict_before(low)
             return ClipRange(source, index.of(cut.span, cut.least, cut.across), before=cut.before)
 
     def clip_windows(self, history_len: int = 1) -> list[ClipRange]:
@@ -950,8 +957,11 @@ class _ViewClips:
         self._engine.want(positions, cut)
 
 
-def _among(episodes: RingEpisodes, live: LiveEpisodes) -> LiveEpisodes:
-    """Return the episodes of a view that are among the live ones of their ring, parts apart. O(episodes)."""
+def _among(episodes: RingEpisodes, live: LiveEpisodes, rows_until: int) -> LiveEpisodes:
+    """Return the episodes of a view that are among the live ones of their ring, parts apart. O(episodes).
+
+    `rows_until`: of parts that begin before it each row is a part.
+    """
     if episodes.stored is None:
         order = np.argsort(episodes.starts, kind="stable")
         starts, lengths = episodes.starts[order], episodes.lengths[order]
@@ -960,14 +970,23 @@ def _among(episodes: RingEpisodes, live: LiveEpisodes) -> LiveEpisodes:
     whole, chosen = episodes.stored
     numbers, times = np.unique(chosen, return_counts=True)
     most = int(times.max(initial=1))
+    previous: Array | None
     rounds = [whole.parts_in(numbers[times > again]) for again in range(most)]
     starts, lengths = (np.concatenate([one[i] for one in rounds]) for i in (0, 1))
     chains, steps, lanes, previous = (np.concatenate(v) for v in zip(*(one[2] for one in rounds), strict=True))
     # What was taken again is an episode of its own, whose name comes right after that of the first.
     again = np.repeat(np.arange(most), [len(one[0]) for one in rounds])
+    if (split := (starts < rows_until) & (lengths > 1)).any():
+        counts = np.where(split, lengths, 1)
+        firsts = np.cumsum(counts) - counts
+        later = np.arange(counts.sum()) - np.repeat(firsts, counts)
+        starts, chains, steps, lanes, again = (np.repeat(v, counts) for v in (starts, chains, steps, lanes, again))
+        starts, steps, lengths = starts + later, steps + later, np.repeat(np.where(split, 1, lengths), counts)
+        previous = None
     order = np.argsort(starts, kind="stable")
     kept = order[live.has(starts[order])]
-    parts = Parts((chains * most + again)[kept], steps[kept], lanes[kept], previous[kept])
+    before = None if previous is None else previous[kept]
+    parts = Parts((chains * most + again)[kept], steps[kept], lanes[kept], before)
     left = LiveEpisodes(starts[kept], lengths[kept], parts=parts)
     names = np.unique(parts.chains)
     for name in names[~whole.is_open[whole.find(names // most)]].tolist():

@@ -273,6 +273,14 @@ class LiveEpisodes:
         found: Array = (steps >= 0) & (steps < lengths)
         return found
 
+    def is_inside(self, position: Position) -> bool:
+        """Tell whether a position is that of a step of a live episode, and not of the first one. O(log episodes)."""
+        starts = self.starts
+        at = int(starts.searchsorted(position)) - 1
+        if at < 0 or (at + 1 < len(starts) and starts[at + 1] == position):
+            return False
+        return bool(position < starts[at] + self.lengths[at])
+
     def locate(self, positions: Array) -> tuple[Array, Array, Array]:
         """Return the index among the live episodes of that in which each position lies, the step there, and its length.
         O(positions log episodes).
