@@ -8,7 +8,7 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from ringmap import ReplayBuffer, TransitionReplayBuffer, Zarr
+from ringmap import Marks, ReplayBuffer, TransitionReplayBuffer, Zarr
 from ringmap.buffers import sampled
 from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
 from ringmap.data import Index, NStep, Sequences, ShardedReplayBuffer, Window
@@ -794,3 +794,28 @@ def test_numbers():
     ids = joined(16_383, np.array([(1 << 48) - 1]))
     assert [int(v[0]) for v in apart(ids)] == [16_383, (1 << 48) - 1]
     assert ids[0] < 1 << 62
+
+
+def test_episodes_that_another_thread_sees_in_a_draw_bring_no_unwanted_one(fleet):
+    """Their clips are no ids of that draw: others that meet the condition come instead."""
+
+    class Meanwhile(EpisodeSampler):
+        def __call__(self, step, buffer, batch_size, history_len):
+            buffer.clip_windows(history_len)  # this draw sees what there is now
+            for name in "ab":
+                fleet.write(name, 10)
+            thread = threading.Thread(target=buffer.refresh)
+            thread.start()
+            thread.join()
+            return super().__call__(step, buffer, batch_size, history_len)
+
+    for name in "ab":
+        fleet.ring(name)
+        for _ in range(4):
+            fleet.write(name, 10)
+        Marks(fleet.writers[name]).set(0, flags=["bad"])
+    unwanted = {0, 4}
+    sampler = Meanwhile(0, where="not flags contains bad")
+    with ShardedReplayBuffer(fleet.folder, sampler=sampler, seed=0, wait_s=0) as buf:
+        for _ in range(3):
+            assert not unwanted & set(buf.sample(200)["episode"].ravel().tolist())

@@ -100,11 +100,7 @@ class EpisodeSampler(DrawingSampler):
             raise self._none()
         ids, first = list[Array](), 0
         for window, share in zip(windows, self.rng.multinomial(batch_size, sizes / sizes.sum()).tolist(), strict=True):
-            found = self._drawn(window, share) if share else np.empty(0, np.int64)
-            # Another thread looked at the ring since it was counted: the clips of those episodes are no ids here.
-            new = (found < 0) | (found >= window.count)
-            found[new] = self.rng.integers(0, max(1, window.count), int(new.sum()))
-            ids.append(found + first)
+            ids.append((self._drawn_within(window, share) if share else np.empty(0, np.int64)) + first)
             first += window.count
         return np.concatenate(ids)[self.rng.permutation(batch_size)]
 
@@ -136,6 +132,20 @@ class EpisodeSampler(DrawingSampler):
                 names, _, lengths, _ = _episodes_of(window)
                 known = self._counts[source] = now, int(_good(window, names, lengths, wanted).sum())
         return known[1]
+
+    def _drawn_within(self, window: ClipRange, size: int) -> Array:
+        """Return the ids of clips of one ring as it was counted: another thread may have looked at it since, and the
+        clips of newer episodes are no ids here."""
+        ids = self._drawn(window, size)
+        for _ in range(_TRIES):
+            others = (ids < 0) | (ids >= window.count)
+            if not others.any():
+                return ids
+            ids[others] = self._drawn(window, int(others.sum()))
+        others = (ids < 0) | (ids >= window.count)
+        of = ids[~others] if not others.all() else np.arange(max(1, window.count))
+        ids[others] = self.rng.choice(of, int(others.sum()))
+        return ids
 
     def _drawn(self, window: ClipRange, size: int) -> Array:
         """Return the ids of clips of one ring."""
