@@ -7,6 +7,7 @@ from multiprocessing import get_context
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from ringmap import Marks, ReplayBuffer, TransitionReplayBuffer, Zarr
 from ringmap.buffers import sampled
@@ -819,3 +820,17 @@ def test_episodes_that_another_thread_sees_in_a_draw_bring_no_unwanted_one(fleet
     with ShardedReplayBuffer(fleet.folder, sampler=sampler, seed=0, wait_s=0) as buf:
         for _ in range(3):
             assert not unwanted & set(buf.sample(200)["episode"].ravel().tolist())
+
+
+@pytest.mark.usefixtures("workers_end_soon")
+def test_a_worker_that_stays_reads_a_ring_that_joined_since(three):
+    """Each clip of the next pass comes once, those of the first batch, too."""
+    with ShardedReplayBuffer(three.folder, seed=0, wait_s=0) as buf:
+        sampler = buf.pass_sampler(shuffle=False)
+        loader = DataLoader(buf, 8, sampler=sampler, num_workers=1, persistent_workers=True)
+        for name in ("d", "e"):
+            found = [tuple(s) for b in loader for s in np.stack([b["episode"][:, 0], b["step"][:, 0]], 1).tolist()]
+            assert sorted(found) == sorted(three.clips(1))
+            three.ring(name)
+            three.write(name, 10)
+            buf.refresh()

@@ -165,6 +165,8 @@ class ManyReader(Forkable):
     def anchors_at(self, positions: Array, cut: Cut) -> Array:
         """Return the names; GONE for one that is no anchor of the cut now, or whose ring is gone."""
         found, (numbers, local) = np.full(len(positions), GONE), apart(positions)
+        if len(numbers) and highest(numbers) >= len(self.rings.uuids):  # a ring that only who named them has opened
+            self.follow(scan=True)
         for number, places in groups(numbers):
             ring = self.rings.of(number)
             if ring is None:
