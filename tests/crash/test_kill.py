@@ -123,7 +123,7 @@ def test_a_kill_of_other_buffers(crash, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["birth with columns", "long episodes", "streams, kept", "compressed"])
 def test_killed_again_during_recovery(crash, name):
-    killed(crash, name, prefixes=0.1, share=0.15)
+    killed(crash, name, prefixes=0.1, share=0.3)
     assert crash.last.again
 
 

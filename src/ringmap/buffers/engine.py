@@ -49,7 +49,7 @@ from ringmap.buffers.sharded.reader import ManyReader, Weights
 from ringmap.buffers.sharded.removal import remove_ring
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
-from ringmap.clips.draws import Crossing, Drawn, integers
+from ringmap.clips.draws import Crossing, Drawn, Weigh, integers
 from ringmap.clips.gather import GONE, PINNED, ClipReader, Pinned, Redraw
 from ringmap.clips.items import EpisodeMoment
 from ringmap.clips.marks import marks_of_copy
@@ -57,7 +57,6 @@ from ringmap.clips.rings import groups
 from ringmap.clips.samplers.base import (
     BaseSampler,
     Sampler,
-    Weigh,
     as_sampler,
     checked_rng,
     draw_with,

@@ -29,7 +29,7 @@ from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.offline_to_online.sources import RingSource
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.clips.clip_range import ClipRange
-from ringmap.clips.cut import ANCHOR, Cut
+from ringmap.clips.cut import ROW
 from ringmap.clips.draws import integers
 from ringmap.errors import CorruptError, InputError, LappedError, NoClipsError
 from ringmap.storage.columns.schema import Schema, as_columns
@@ -44,16 +44,13 @@ from ringmap.storage.read.recovery import small_state_in
 from ringmap.storage.records.manifest import ROWS, Kind, Manifest, examine, must_be, read_manifest
 from ringmap.storage.ring.ring import spare_rows
 
-__all__ = ["ROW", "OverRing", "StepRing"]
+__all__ = ["OverRing", "StepRing"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
 
 _AT_ONCE_NBYTES = 8 << 20
 """Rows that are committed together are also in memory, and in a file of this size."""
-
-ROW = Cut({}, ANCHOR)
-"""Single rows."""
 
 
 class StepRing(Buffer):

@@ -28,7 +28,7 @@ from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.ring.arrays import highest
 
-__all__ = ["ANCHOR", "Cut", "Ends", "Layout", "Places", "Steps", "Taken", "clamp", "places_of", "slots_of"]
+__all__ = ["ANCHOR", "ROW", "Cut", "Ends", "Layout", "Places", "Steps", "Taken", "clamp", "places_of", "slots_of"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -370,3 +370,7 @@ class Cut:
             f"{len(lengths)}) "
             f"has {longest} steps; give the columns a pad=, choose smaller offsets, or collect longer episodes"
         )
+
+
+ROW = Cut({}, ANCHOR)
+"""Single rows."""

@@ -19,22 +19,23 @@ steps by 1e-10 of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.clips.samplers.base import Weigh
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.arrays import all_true
 from ringmap.storage.ring.links import NONE, WholeEpisodes
 from ringmap.storage.ring.live import LiveEpisodes
 
-__all__ = ["ANCHOR_ONLY", "NO_CROSSING", "Around", "Crossing", "Drawn", "integers"]
+__all__ = ["ANCHOR_ONLY", "NO_CROSSING", "Around", "Crossing", "Drawn", "Weigh", "integers"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Weigh = Callable[[Array], Array]
+"""Returns the weights of a batch, given the final positions of its clips: some may have been redrawn."""
 
 
 def integers(rng: np.random.Generator, low: int, high: int, count: int) -> Array:

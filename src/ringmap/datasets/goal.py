@@ -256,7 +256,7 @@ class GoalDataset(Forkable, WrappedDataset):
             return list(clips)
         at, steps = self._draw(episodes, starts)
         try:
-            goals = self.dataset._shown(self.dataset.read_rows(list(keys), at, steps[:, None]))
+            goals = self._shown(self.dataset.read_rows(list(keys), at, steps[:, None]))
         except KeyError as error:
             raise UnknownColumnError(
                 f"GoalDataset: no column {error.args[0]!r} to draw a goal from; there are {self.column_names}"

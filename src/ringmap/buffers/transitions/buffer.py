@@ -36,7 +36,7 @@ from ringmap.buffers.nested import leaf_array
 from ringmap.buffers.offline_to_online.sources import BufferSource
 from ringmap.buffers.passes import PassBuffer
 from ringmap.buffers.prefetch import Batches, drawn_ahead
-from ringmap.buffers.steps import ROW, StepRing
+from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.episodes import TransitionSource
 from ringmap.buffers.transitions.lane_ends import FURTHEST, LaneEnds
@@ -45,6 +45,7 @@ from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
+from ringmap.clips.cut import ROW
 from ringmap.clips.draws import Drawn, integers
 from ringmap.clips.gather import PINNED
 from ringmap.clips.samplers.base import Sampler, draw_with

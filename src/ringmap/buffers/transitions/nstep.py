@@ -24,12 +24,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.buffers.steps import ROW
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.lane_ends import FURTHEST
 from ringmap.buffers.transitions.next_observations import NextObservations
 from ringmap.clips.clip_range import ClipRange
-from ringmap.clips.cut import Cut, Layout
+from ringmap.clips.cut import ROW, Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn
 from ringmap.clips.gather import GONE, ClipReader, Pinned, Redraw
 from ringmap.clips.items import EpisodeMoment, Numbers

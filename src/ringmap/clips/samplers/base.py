@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ringmap.arguments import finite, integer, positive_real
+from ringmap.clips.draws import Weigh
 from ringmap.errors import ClosedError, InputError
 from ringmap.storage.disk.calls import nested, thread
 from ringmap.storage.disk.process import Forkable
@@ -37,7 +38,6 @@ __all__ = [
     "Linear",
     "Sampler",
     "Seed",
-    "Weigh",
     "as_sampler",
     "check_state",
     "draw_with",
@@ -50,8 +50,6 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Seed = np.random.Generator | int | None
-Weigh = Callable[[Array], Array]
-"""Returns the weights of a batch, given the final positions of its clips: some may have been redrawn."""
 
 
 class HasClips(Protocol):

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.clips.draws import Weigh
 from ringmap.clips.samplers.base import (
     Array,
     BaseSampler,
     DrawingSampler,
     Sampler,
     Seed,
-    Weigh,
     as_sampler,
     check_state,
     ids_of,

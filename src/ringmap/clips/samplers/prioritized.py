@@ -27,12 +27,12 @@ import numpy as np
 
 from ringmap.arguments import positive, positive_real, real
 from ringmap.clips.clip_range import ClipRange
+from ringmap.clips.draws import Weigh
 from ringmap.clips.samplers.base import (
     Array,
     BaseSampler,
     DrawingSampler,
     Seed,
-    Weigh,
     check_state,
     checked_rng,
     window_of,
