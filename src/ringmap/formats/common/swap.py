@@ -2,13 +2,15 @@
 
     .NAME.new/             beside the dataset: the folder of the new one (one writer at a time: its lock)
     .NAME.new/NAME         ... the new dataset
-    .NAME.new/plan         written when the new dataset is complete: THE COMMIT POINT. Inodes before and after
+    .NAME.new/plan         written when the new dataset is complete: inodes before and after
 
     plan -> exchange each item (RENAME_EXCHANGE, else two renames) -> delete the old ones -> no plan
+            THE COMMIT POINT is the first rename
 
-The next opening finishes a plan, and ignores a folder without one.
-Invariants: only the files of a dataset of the format are deleted, one by one; any other file
-stays, and is named.
+The next opening finishes a plan that was begun. Of one that was not, readers see the old dataset: so it stays, and the
+next writer drops the plan, and a folder without one.
+Invariants: what is readable after a stop is what the next writer extends; only the files of a dataset of the format are
+deleted, one by one; any other file stays, and is named.
 Not here: when a dataset is complete (writer.py), what belongs to one (each format).
 """
 
@@ -94,11 +96,11 @@ class Staging:
         return os.path.join(self.folder, self.items[0])
 
     def put(self) -> None:
-        """Move the new dataset into its place: permanently, once the plan is written.
+        """Move the new dataset into its place: permanently, once the first rename is done.
 
         Raises:
-            OSError: the disk failed. Before the plan was written the old dataset stays; after it,
-                the next opening continues.
+            OSError: the disk failed. Before the first rename the old dataset stays; after it, the next opening
+                continues.
         """
         plan = {
             item: [_inode(os.path.join(self.parent, item)), _inode(os.path.join(self.folder, item))]
@@ -111,7 +113,8 @@ class Staging:
             return
         disk.replace_file(os.path.join(self.folder, PLAN), json.dumps(plan).encode())
         disk.sync_all(self.folder)
-        _carry_out(os.path.join(self.parent, self.items[0]), self.folder, self._owns)
+        path = os.path.join(self.parent, self.items[0])
+        _carry_out(path, self.folder, _read_plan(path, self.folder), self._owns)
 
     def close(self) -> None:
         """Remove a new dataset without a plan, and release the lock."""
@@ -132,9 +135,9 @@ class Staging:
 
 
 def finish_swap(path: str, owns: Owns | None) -> None:
-    """Finish an interrupted swap, if there is one; do not touch the work of a running writer.
+    """Finish an interrupted swap that was begun, drop one that was not; do not touch the work of a running writer.
 
-    Without `owns`, finish only a partly done swap, which is unreadable; and keep the plan.
+    Without `owns`, only finish the renames; and keep the plan.
     """
     folder = staging_folder(path)
     if not _has_plan(folder):
@@ -142,7 +145,13 @@ def finish_swap(path: str, owns: Owns | None) -> None:
     with contextlib.suppress(LockedError, FileNotFoundError):
         fd = lock_folder(folder)
         try:
-            _carry_out(path, folder, owns)
+            plan = _read_plan(path, folder)
+            if any(_inode(os.path.join(os.path.dirname(path), item)) != old for item, (old, _) in plan.items()):
+                _carry_out(path, folder, plan, owns)
+            elif owns is not None:  # readers have seen the old dataset
+                disk.remove(os.path.join(folder, PLAN))
+                for name in os.listdir(folder):
+                    _delete(os.path.join(folder, name), owns)
             if owns is not None:
                 disk.remove_folder(folder)
         finally:
@@ -201,11 +210,9 @@ def _is_inode(value: Any) -> bool:
     return value is None or (isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value))
 
 
-def _carry_out(path: str, folder: str, owns: Owns | None) -> None:
-    """Do the remaining steps of a plan; without `owns`, only those that were begun, and delete nothing."""
-    parent, plan = os.path.dirname(path), _read_plan(path, folder)
-    if owns is None and all(_inode(os.path.join(parent, i)) == old for i, (old, _) in plan.items()):
-        return  # the old dataset is complete
+def _carry_out(path: str, folder: str, plan: dict[str, list[Any]], owns: Owns | None) -> None:
+    """Do the remaining steps of a plan; without `owns`, delete nothing."""
+    parent = os.path.dirname(path)
     for item, (old, new) in plan.items():
         target, source = os.path.join(parent, item), os.path.join(folder, item)
         now = _inode(target)
