@@ -128,7 +128,7 @@ def _looks(place: Place, folder: Path) -> Table:
     for rings in place.size((1, 16, 64), (1, 4)):
         _fill(folder / f"{rings}", "vectors", rings, place.size(6400, 640))
         buffer = ShardedReplayBuffer(folder / f"{rings}", history_len=HISTORY, seed=0)
-        calls[f"{rings} rings"] = buffer.engine.begin_draw
+        calls[f"{rings} rings"] = buffer.engine.look
     table.add_all(in_turn(calls, place.size(200, 2), burst=place.size(20, 2)))
     return table
 
