@@ -952,7 +952,8 @@ class Engine(Forkable):
     def _ask_ids(
         self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut, moment: Moment, view: Any
     ) -> tuple[Array | None, Weigh | None]:
-        """Return the ids of a draw in a moment, and what weighs it; no ids: rings count their clips anew since."""
+        """Return the ids that a sampler draws of the clips of a moment, and what weighs them; None for both: the rings
+        have numbered their clips anew since, so ask again in another moment."""
         before = getattr(self._drawing, "moments", None)
         try:
             self._drawing.moments = {(id(view), cut.anchors): moment}

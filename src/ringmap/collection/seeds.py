@@ -66,7 +66,11 @@ class Seeds:
         return block
 
     def finish(self, holder: Hashable, offset: int) -> None:
-        """Note that a holder finished one of its own. O(1)."""
+        """Count a seed of a holder's lease as finished. O(1).
+
+        Raises:
+            ValueError: it is not leased to this holder.
+        """
         try:
             self._held.get(holder, set()).remove(offset)
         except KeyError:

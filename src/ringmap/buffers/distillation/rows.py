@@ -95,7 +95,7 @@ def fitted_labels(given: Any, schema: Schema, count: int, where: str) -> dict[st
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """Return columns none of which may be missing: a mutable one that is would be zeros."""
+    """Return the columns as ones that all must be given: mutable ones that are missing would be stored as zeros."""
     return Schema(tuple(replace(spec, mutable=False) for spec in schema.columns))
 
 

@@ -124,7 +124,7 @@ class ClipTable:
         self._joined: _Joined | None = None
 
     def follow(self, rings: Rings) -> None:
-        """Count the rings anew that changed."""
+        """Count the clips of those rings that changed since the last call."""
         changes = rings.changes
         if self.changes.tobytes() == changes.tobytes():
             return

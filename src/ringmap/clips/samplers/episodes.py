@@ -172,7 +172,7 @@ class EpisodeSampler(DrawingSampler):
         return ids
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is counted anew."""
+        """Leave out the counts of episodes, which a copy counts for itself."""
         return {**self.__dict__, "_counts": {}}
 
     def _meets(self, marks: Sequence[Mark]) -> Array:
