@@ -127,6 +127,22 @@ def test_table_sorts_and_filters_over_all_episodes(serve, ring):
     ) == (20, 19 * 29, 25)
 
 
+def test_numbers_come_before_texts_and_episodes_without_a_value_last(tmp_path, serve):
+    """Infinities are numbers."""
+    values = [None, "b", np.inf, 2.0, "a", -np.inf, None, 7]
+    with ReplayBuffer(100, path=tmp_path / "ring") as buffer:
+        for value in values:
+            buffer.write_episode({"x": np.zeros(2), "_episode_data": {} if value is None else {"score": value}})
+    client = serve(tmp_path / "ring")
+    (key,) = client.keys().values()
+    indexed(client, key)
+    for descending, expected in ((0, [5, 3, 7, 2, 4, 1, 0, 6]), (1, [2, 7, 3, 5, 1, 4, 0, 6])):
+        rows = client.json("episodes", p=key, sort="score", desc=descending)["rows"]
+        assert [row["episode"] for row in rows] == expected
+    assert [row["data"]["score"] for row in rows[:4]] == ["inf", 7, 2.0, "-inf"]
+    assert client.json("episodes", p=key, where="score > 2")["matching"] == 2
+
+
 def test_episode_columns_pictures_and_text(serve, ring):
     client = serve(ring)
     (key,) = client.keys().values()

@@ -32,6 +32,7 @@ __all__ = ["EpisodeIndex", "RequestCounter"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _OWN = (*OWN, "damaged")
+_NUMBERS = (int, float, np.integer, np.floating)
 _BREATH = 16
 """Episodes between two pauses, in which requests are answered."""
 _WAY_S = 0.25
@@ -201,8 +202,8 @@ class EpisodeIndex:
                 if not same or at != self.done:
                     return True  # once more
             self.table.put_outcomes(at, *found)
-            for row, values in data:  # an integer of any size is exact
-                put = {n: v if isinstance(v, int | np.integer) else plain(v) for n, v in values.items()}
+            for row, values in data:  # integers of any size and infinities, which a browser gets as texts
+                put = {n: v if isinstance(v, _NUMBERS) else plain(v) for n, v in values.items()}
                 self.table.put(at + row, put)
             self.damaged.update(damaged)
             self.done = at + len(names)

@@ -191,15 +191,14 @@ class EpisodeTable:
 def _sorted(rows: Array, values: Values, descending: bool) -> Array:
     """Sort rows: numbers before texts; those without a value last; equal ones by age."""
     numbers, texts = values.numbers[rows], values.texts
-    order = np.argsort(-numbers if descending else numbers, kind="stable")
-    order = order[: int(np.isfinite(numbers).sum())] if texts is not None else order
-    if texts is not None:
-        at = [i for i, t in enumerate(texts[rows]) if t]
-        at.sort(key=lambda i: texts[rows[i]], reverse=descending)
-        rest = np.setdiff1d(np.arange(len(rows)), np.concatenate([order, np.array(at, np.int64)]))
-        order = np.concatenate([order, np.array(at, np.int64), rest]).astype(np.int64)
-    found: Array = rows[order]
-    return found
+    by_number: Array = rows[np.argsort(-numbers if descending else numbers, kind="stable")]
+    if texts is None:
+        return by_number
+    count = len(rows) - int(np.isnan(numbers).sum())
+    others = by_number[count:].tolist()
+    by_text = sorted((row for row in others if texts[row]), key=lambda row: texts[row], reverse=descending)
+    without = [row for row in others if not texts[row]]
+    return np.concatenate([by_number[:count], np.array([*by_text, *without], np.int64)])
 
 
 def _spread(values: Array) -> dict[str, Any] | None:
