@@ -92,6 +92,7 @@ DATA = {
     "large array": np.zeros(20_000),
     "date": np.datetime64("2024-02-29", "ns"),
     "complex": np.complex64(1 + 2j),
+    "complex number": 1 - 2j,
     "texts": np.array(["a", "ü"]),
     "NaN": _nans("f4", [0x7FC00001]),
 }

@@ -125,7 +125,7 @@ def check_small_state(state: Any) -> dict[str, Any]:
 
 
 def encode_data(values: Mapping[str, Any], where: str) -> bytes:
-    """Pack episode data: name -> str, bytes, bool, int, float, None or array.
+    """Pack episode data: name -> str, bytes, a number, None or array.
 
     Raises:
         InputError: a name that is not a string, or a value of another type.
@@ -182,6 +182,8 @@ def _encode_value(name: str, value: Any, where: str) -> tuple[str, Any, bytes]:
         return "json", value, b""
     if type(value) is bytes:
         return "bytes", None, value
+    if type(value) is complex:
+        return "complex", (value.real, value.imag), b""
     array = as_array(value, f"{where}: episode data {name!r}", "item")
     if array.dtype.kind not in "biufcSUMm" or array.dtype.char in "gG":
         raise InputError(
@@ -210,6 +212,8 @@ def _decode_value(kind: str, head: Any, payload: bytes) -> Any:
         return head
     if kind == "bytes":
         return payload
+    if kind == "complex":
+        return complex(*head)
     dtype, shape = head
     array = np.frombuffer(payload, np.dtype(dtype)).reshape(shape).copy()
     return array[()] if kind == "scalar" else array
