@@ -72,7 +72,7 @@ class Format:
     @classmethod
     def detect(cls, path: str | PathLike[str]) -> bool:
         """Return whether a path looks like this format. Reads little, changes nothing, never raises."""
-        raise NotImplementedError(f"{cls.__name__}.detect")
+        raise NotImplementedError(f"{cls.__name__} must supply detect")
 
     @classmethod
     def can_read(cls) -> bool:

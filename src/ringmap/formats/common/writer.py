@@ -175,7 +175,7 @@ class EpisodeWriter:
                 what `encode` made of it, and `_episode_data` to its data if it has any.
             path: of a file or folder; its parent folder exists.
         """
-        raise NotImplementedError(f"{type(self).__name__}.export")
+        raise NotImplementedError(f"{type(self).__name__} must supply export")
 
     def extend(self, episodes: Iterable[Record], path: str) -> None:
         """Add episodes to a dataset, in files or places that count by one change, the last.
@@ -183,7 +183,7 @@ class EpisodeWriter:
         After a kill in the middle, it is called again, with the episodes that do not count yet, and later ones.
         A dataset of a format without it is exported again as a whole, at the end of a block that appended to it.
         """
-        raise NotImplementedError(f"{type(self).__name__}.extend")
+        raise NotImplementedError(f"{type(self).__name__} does not supply extend: its datasets are exported as a whole")
 
     def resume(self, dataset: Any) -> None:
         """Look at the open dataset that is extended, before the first episode; None for a new one."""
