@@ -152,6 +152,42 @@ def test_an_epoch_is_of_clips_of_one_length(tmp_path):
     buf.close()
 
 
+def test_an_epoch_is_of_one_set_of_clips(tmp_path):
+    """The sides of a split, and their buffer, share a sampler; another view of the same episodes has the same clips."""
+    buf = ReplayBuffer(1000, sampler=EpochSampler(1))
+    for number in range(10):
+        buf.write_episode({"id": 10 * number + np.arange(10)})
+    sides = buf.split(0.5, seed=3)
+    for one, other in (sides, sides[::-1], (sides[0], buf), (sides[1], buf), (buf, sides[0]), (buf, sides[1])):
+        seen = one.sample(12)["id"].ravel().tolist()
+        for _ in range(2):
+            with pytest.raises(
+                InputError, match=rf"{len(one) - 12} of {len(one)} clips are left of an epoch of others"
+            ):
+                other.sample(4)
+        while buf.sampler.left:
+            seen += one.sample(min(4, buf.sampler.left))["id"].ravel().tolist()
+        assert sorted(seen) == sorted(i for ep in range(len(one.lengths)) for i in one.load_episode(ep)["id"].tolist())
+    seen = []
+    for _ in range(10):
+        seen += buf.view().sample(5)["id"].ravel().tolist() + buf.sample(5)["id"].ravel().tolist()
+        buf.write_episode({"id": np.full(10, -1)})  # of the next epoch
+    assert sorted(seen) == list(range(100))
+
+
+def test_what_a_view_moves_to_belongs_to_the_next_epoch():
+    buf = ReplayBuffer(1000, sampler=EpochSampler(1))
+    buf.write_episode({"id": np.arange(20)})
+    view = buf.view(live=True)
+    buf.write_episode({"id": 20 + np.arange(20)})
+    seen = view.sample(5)["id"].ravel().tolist()
+    assert view.refresh()
+    seen += view.sample(15)["id"].ravel().tolist()
+    assert sorted(seen) == list(range(20))
+    assert buf.sampler.left == 0
+    assert sorted(view.sample(40)["id"].ravel().tolist()) == list(range(40))
+
+
 # -- options -------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from ringmap.arguments import count, positive, positive_real
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.draws import integers
+from ringmap.clips.index import SpanIndex
 from ringmap.clips.samplers.base import Array, BaseSampler, DrawingSampler, HasClips, Seed, check_state, windows_of
 from ringmap.errors import InputError
 from ringmap.storage.disk.calls import thread
@@ -95,14 +96,16 @@ class EpochSampler(BaseSampler):
     """Draw each clip that exists when an epoch begins exactly once, then begin the next epoch.
 
     Clips written meanwhile belong to the next epoch; clips evicted meanwhile, or of a ring that left, are left out. A
-    batch at the end of an epoch is filled up from the next one. Over many rings an epoch is that of all.
+    batch at the end of an epoch is filled up from the next one. Over many rings an epoch is that of all. A buffer and
+    its views share their sampler: an epoch of one is drawn to its end before that of another begins.
 
     Args:
         seed: of the orders: the same for the same seed, epoch and number of clips. A DataLoader worker that draws has
             epochs of its own, in an order of its own.
 
     Raises:
-        InputError: an invalid seed; from a draw, another `history_len` in the middle of an epoch.
+        InputError: an invalid seed; from a draw, another `history_len`, or clips of another view, such as the other
+            side of a split, in the middle of an epoch. Views of transitions are not told apart.
 
     Example:
         >>> from ringmap import ReplayBuffer
@@ -120,14 +123,20 @@ class EpochSampler(BaseSampler):
         self._worker: list[int] = []
         self._taken = self._count = self._span = 0
         self._rings: list[tuple[str, int, int]] = []
-        """The clips of the epoch: of each ring its uuid, its head then, and how many."""
+        """The clips of the epoch: of each ring its uuid, the position before which their episodes begin, and how
+        many."""
+        self._indexes: list[SpanIndex] = []
+        """Indexes of the clips of the epoch, ring by ring, as they were seen last."""
+        self._oldest: dict[str, Position] = {}
+        """Of each ring of whole episodes, by uuid, the first step of the oldest clip when the epoch began; the head of
+        such is one past that of the newest."""
         self._order: Array | None = np.empty(0, np.int64)
 
     def begin_in_worker(self, seeds: np.random.SeedSequence) -> None:
         """Begin an epoch of this worker's own."""
         self._worker = seeds.generate_state(4).tolist()
         self._rings, self._taken, self._count = [], 0, 0
-        self._order = None
+        self._indexes, self._oldest, self._order = [], {}, None
 
     @property
     def left(self) -> int:
@@ -143,6 +152,8 @@ class EpochSampler(BaseSampler):
                 f"EpochSampler: clips of {span} steps, but {self.left} clips of {self._span} are left of this epoch; "
                 "draw these first, or give each length a sampler of its own"
             )
+        if self.left and self._indexes != [window.index for window in windows]:
+            self._refuse_others(windows)
         ids = np.empty(0, np.int64)
         while len(ids) < batch_size:
             if not self.left:
@@ -152,12 +163,43 @@ class EpochSampler(BaseSampler):
             ids = np.concatenate([ids, self._take(windows, batch_size - len(ids))])
         return ids
 
-    def _begin(self, windows: Sequence[ClipRange]) -> None:
-        rings = list[tuple[str, int, int]]()
+    def _refuse_others(self, windows: Sequence[ClipRange]) -> None:
+        """Raise if the clips are not those of the epoch under way, as far as its oldest and newest clip tell."""
+        epoch = {uuid: (head, clips) for uuid, head, clips in self._rings}
         for window in windows:
+            uuid = window.source.manifest.uuid.hex()
+            oldest = self._oldest.get(uuid)
+            if oldest is None:
+                continue
+            head, clips = epoch[uuid]
             with thread.searching, window.lock:
-                rings.append((window.source.manifest.uuid.hex(), window.head, window.count))
+                end = window.end_before(Position(head))
+                if window.index.is_joined or window.head < head or end <= window.base:
+                    continue
+                is_same = _first_step(window, end - 1) == head - 1
+                if window.source.tail <= oldest:  # none was evicted since
+                    is_same &= end - window.base == clips
+            if not is_same:
+                raise InputError(
+                    f"EpochSampler: {self.left} of {self._count} clips are left of an epoch of others, of this buffer "
+                    "or another view of it, such as the other side of a split; draw these first, or go through each "
+                    "view by a DataLoader with shuffle=True"
+                )
+        self._indexes = [window.index for window in windows]
+
+    def _begin(self, windows: Sequence[ClipRange]) -> None:
+        rings, oldest = list[tuple[str, int, int]](), dict[str, Position]()
+        for window in windows:
+            uuid, index = window.source.manifest.uuid.hex(), window.index
+            with thread.searching, window.lock:
+                head = window.head
+                if window.has_episodes and not index.is_joined and index.base <= window.base < window.end:
+                    # Not that of the ring: a view may follow it later, and another thread write meanwhile.
+                    head = Position(_first_step(window, window.end - 1) + 1)
+                    oldest[uuid] = _first_step(window, window.base)
+                rings.append((uuid, head, window.count))
         self._count = 0  # an interrupt leaves no part of an epoch
+        self._indexes, self._oldest = [window.index for window in windows], oldest
         self._rings, self._taken, self._order, self._span = rings, 0, None, windows[0].index.span if windows else 0
         self.epoch += 1
         self._count = sum(clips for *_, clips in rings)
@@ -218,8 +260,13 @@ class EpochSampler(BaseSampler):
         self.seed, self.epoch, self._rings = seed, epoch, rings
         self._count = sum(clips for *_, clips in rings)
         self._taken, self._span, self._worker = taken, span, own
-        self._order = None
+        self._indexes, self._oldest, self._order = [], {}, None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the order, which seed and epoch determine."""
-        return {**self.__dict__, "_order": None}
+        """Leave out the order, which seed and epoch determine, and what belongs to this process."""
+        return {**self.__dict__, "_indexes": [], "_order": None}
+
+
+def _first_step(window: ClipRange, number: int) -> Position:
+    """Return the position of the first step of a clip. Holds the lock."""
+    return Position(int(window.index.positions(np.array([number]))[0]))
