@@ -58,6 +58,7 @@ def select(text, where="test"):
         ("mixed = 1", [1, 0, 0, 0]),
         ("mixed = '1'", [0, 0, 0, 1]),
         ("mixed != left", [1, 0, 1, 1]),
+        (" or ".join(["(seed = 3)", "not seed = 3"] * 60), [1, 1, 1, 1]),  # side by side, not in one another
     ],
 )
 def test_against_what_is_meant(text, expected):
@@ -76,6 +77,8 @@ def test_against_what_is_meant(text, expected):
         ("seed < 3 seed", "the end at character 10"),
         ("seed < 'x", "can't read \"'\" at character 8"),
         ("((((" * 30, "50 levels"),
+        ("seed = 3 or " * 200, "a condition of 2,400 characters; at most 2,000"),
+        ("seed = nan", "it is compared with 'nan'"),
         ("seed < )", "expected a value at character 8"),
         ("__import__('os')", "one of < <= > >= = != contains in is at character 11"),
         ("seed = left", "'seed' is a number, and not text; it is compared with 'left' at character 1"),
@@ -110,8 +113,9 @@ def test_several_conditions_are_joined_and_travel():
 
 
 def test_tables_are_joined_in_an_order():
-    parts = [Values.of([1, 2**60]), None, Values.of(["a"])]
-    made = Values.joined(parts, [2, 1, 1], np.array([3, 1, 2, 0]))
-    assert [made.get(row) for row in range(4)] == ["a", 2**60, None, 1]
+    parts = [Values.of([1, 2**60 + 1]), None, Values.of(["a", -(10**400)])]
+    made = Values.joined(parts, [2, 1, 2], np.array([3, 0, 4, 1, 2]))
+    assert [made.get(row) for row in range(5)] == ["a", 1, -(10**400), 2**60 + 1, None]
+    assert made.numbers[2] == -np.inf  # by which tables are sorted
     made.keep(1, 1)
-    assert [made.get(row) for row in range(4)] == [2**60, None, 1, None]
+    assert [made.get(row) for row in range(5)] == [1, -(10**400), 2**60 + 1, None, None]

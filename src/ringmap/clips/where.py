@@ -118,7 +118,7 @@ class Values:
             with contextlib.suppress(OverflowError):
                 self.numbers[row] = value
                 return
-            self.numbers[row] = math.copysign(math.inf, value)
+            self.numbers[row] = math.inf if value > 0 else -math.inf
             return
         if self.texts is None:
             self.texts = np.full(len(self.numbers), None, object)
