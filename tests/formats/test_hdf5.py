@@ -27,6 +27,7 @@ from ringmap.errors import (
     UnsupportedError,
 )
 from ringmap.formats.common import disk
+from ringmap.formats.common.swap import Staging
 from ringmap.formats.hdf5 import journal
 from ringmap.formats.hdf5.pages import JournaledFile
 from ringmap.formats.hdf5.writer import HDF5Writer
@@ -239,6 +240,34 @@ def test_closing_syncs_before_the_log_goes(tmp_path, syncs, monkeypatch):
         syncs.clear()
         writer.write_episode(make_episode(0, 3))
     assert syncs == ["a.h5.journal", "a.h5.journal", "a.h5", "a.h5.ringmap-log"]
+
+
+def test_a_swap_is_on_the_disk_before_each_step_that_needs_it(tmp_path, syncs, monkeypatch):
+    """A power cut keeps the new dataset before its plan, the plan before any rename, and all of them before the old
+    one goes; without a plan the main one comes last."""
+
+    def note(name):
+        call = getattr(disk, name)
+
+        def noted(path, *args):
+            syncs.append(f"{name} {os.path.basename(path)}")
+            return call(path, *args)
+
+        monkeypatch.setattr(disk, name, noted)
+
+    for name in ("replace", "exchange", "remove"):
+        note(name)
+    items, path, new = ["a.lance", "a_episodes.lance"], str(tmp_path / "a.lance"), ".a.lance.new"
+    born = [new, "replace a_episodes.lance", "replace a.lance"]
+    swapped = [new, "remove plan.new", "replace plan.new", new, "exchange a.lance", "exchange a_episodes.lance"]
+    for expected in (born, [*swapped, tmp_path.name, "remove", "remove", "remove plan"]):
+        staging = Staging(path, items, lambda name: True)
+        for item in items:
+            Path(staging.folder, item).write_bytes(b"")
+        syncs.clear()
+        staging.put()
+        assert [one.partition(" a")[0] if one.startswith("remove a") else one for one in syncs] == expected
+        staging.close()
 
 
 @pytest.mark.slow
