@@ -26,10 +26,10 @@ from ringmap.errors import (
     UnknownFormatError,
     UnsupportedError,
 )
-from ringmap.formats.common import disk
+from ringmap.formats.common import disk, untrusted
 from ringmap.formats.common.swap import Staging
 from ringmap.formats.hdf5 import journal
-from ringmap.formats.hdf5.pages import JournaledFile
+from ringmap.formats.hdf5.pages import JournaledFile, journaled
 from ringmap.formats.hdf5.writer import HDF5Writer
 from ringmap.testing.datasets import make_episode, make_episodes
 from ringmap.testing.formats import FormatTests
@@ -375,6 +375,21 @@ def test_a_journal_of_other_content_is_refused(tmp_path, monkeypatch):
     with pytest.raises(CorruptError, match="differs"):
         write(path, make_episodes())
     assert path.read_bytes() == before
+
+
+def test_a_commit_is_told_by_the_time_of_the_file(tmp_path, monkeypatch):
+    """Also where it comes so soon after the last one that the clock of the file system has not moved."""
+    path = write(tmp_path / "a.h5", make_episodes((3,)))
+    then = os.stat(path).st_mtime_ns
+
+    def at_once(call):
+        return lambda fd, *args: (call(fd, *args), os.utime(fd, ns=(then, then)))
+
+    for name in ("write", "reserve", "truncate"):
+        monkeypatch.setattr(disk, name, at_once(getattr(disk, name)))
+    with journaled(str(path)) as file:
+        file["ep_len"].attrs.modify("ringmap_birth", "0" * 32)
+    assert os.stat(path).st_mtime_ns > then
 
 
 @pytest.mark.parametrize("cut", [0, 7, 5000, -1])
@@ -765,6 +780,15 @@ def test_rows_outside_the_file_are_refused(foreign, tmp_path):
         layout[:] = h5py.VirtualSource(str(tmp_path / "x.h5"), "action", shape=(12,))
         file.create_virtual_dataset("stolen", layout)
     with pytest.raises(CorruptError, match="keeps its rows in other files"):
+        load_dataset(foreign)
+
+
+def test_a_row_that_no_memory_is_asked_for_is_refused(foreign, monkeypatch):
+    """However well a filter packs it: the bytes that are stored do not tell."""
+    with h5py.File(foreign, "r+") as file:
+        file.create_dataset("vast", shape=(12, 2000), dtype="u1", chunks=(1, 100), compression="gzip")
+    monkeypatch.setattr(untrusted, "LARGEST_ROW", 1000)
+    with pytest.raises(CorruptError, match="a step of column 'vast' takes 2,000 bytes"):
         load_dataset(foreign)
 
 
