@@ -12,6 +12,7 @@ import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.data import ReturnToGo, ShardedReplayBuffer
+from ringmap.errors import NoClipsError
 from ringmap.storage.columns.memmap import HEADER_NBYTES, AdjacentColumn, MemmapColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.handle import Pulse
@@ -103,6 +104,29 @@ def fleet(ring, tmp_path, monkeypatch):
         other.write_episode(episode(20, 4))
         with contextlib.closing(ShardedReplayBuffer(tmp_path / "fleet", seed=0, wait_s=0)) as buf:
             yield buf
+
+
+def lost_in_views(ring, buf):
+    """Draw from views whose newest episode gets lost; return which episodes came."""
+    whole = buf.view()
+    views = [whole, whole.take(range(4)), whole.take([4])]
+    before = [view.num_valid_ends() for view in views]
+    ring.break_timeline()
+    buf.refresh()
+    assert [view.num_valid_ends() for view in views] == [before[0] - 5, before[1], 0]
+    with pytest.raises(NoClipsError):
+        views[2].sample(1)
+    with pytest.raises(NoClipsError):
+        views[2][2]  # the steps there are of two episodes by now, and nothing comes in its place
+    return {number for view in views[:2] for number, _ in prove(view.sample(200), {**AFTER, 20: 4}, 2)}
+
+
+def test_a_view_does_not_hold_what_is_in_the_place_of_a_lost_episode(ring, reader):
+    assert lost_in_views(ring, reader) == {0, 1, 2, 3}
+
+
+def test_a_view_of_many_rings_does_not_hold_it_either(ring, fleet):
+    assert lost_in_views(ring, fleet) == {0, 1, 2, 3, 20}
 
 
 def clips_of_fleet(buf):

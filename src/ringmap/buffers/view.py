@@ -960,12 +960,14 @@ class _ViewClips:
 def _among(episodes: RingEpisodes, live: LiveEpisodes, rows_until: int) -> LiveEpisodes:
     """Return the episodes of a view that are among the live ones of their ring, parts apart. O(episodes).
 
+    A disk may have lost one, and others were written in its place: then no live episode has all of its steps.
+
     `rows_until`: of parts that begin before it each row is a part.
     """
     if episodes.stored is None:
         order = np.argsort(episodes.starts, kind="stable")
         starts, lengths = episodes.starts[order], episodes.lengths[order]
-        kept = live.has(starts)
+        kept = live.has(starts, lengths)
         return LiveEpisodes(starts[kept], lengths[kept])
     whole, chosen = episodes.stored
     numbers, times = np.unique(chosen, return_counts=True)
@@ -984,7 +986,7 @@ def _among(episodes: RingEpisodes, live: LiveEpisodes, rows_until: int) -> LiveE
         starts, steps, lengths = starts + later, steps + later, np.repeat(np.where(split, 1, lengths), counts)
         previous = None
     order = np.argsort(starts, kind="stable")
-    kept = order[live.has(starts[order])]
+    kept = order[live.has(starts[order], lengths[order])]
     before = None if previous is None else previous[kept]
     parts = Parts((chains * most + again)[kept], steps[kept], lanes[kept], before)
     left = LiveEpisodes(starts[kept], lengths[kept], parts=parts)

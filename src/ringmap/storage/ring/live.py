@@ -265,12 +265,13 @@ class LiveEpisodes:
         """Return the ordinal of the first episode that starts at or after a position; `last` if there is none."""
         return Ordinal(self.first + int(self.starts.searchsorted(position)))
 
-    def has(self, positions: Array) -> Array:
-        """Tell of each position whether a step of a live episode is there. O(positions log episodes)."""
+    def has(self, positions: Array, counts: Array | int = 1) -> Array:
+        """Tell of each position whether a step of a live episode is there, and so many of it from there on.
+        O(positions log episodes)."""
         if not len(self):
             return np.zeros(positions.shape, np.bool_)
         _, steps, lengths = self.locate(positions)
-        found: Array = (steps >= 0) & (steps < lengths)
+        found: Array = (steps >= 0) & (steps + counts <= lengths)
         return found
 
     def is_inside(self, position: Position) -> bool:
