@@ -10,9 +10,10 @@ import threading
 import numpy as np
 import pytest
 
-from ringmap import ReplayBuffer
+from ringmap import Marks, ReplayBuffer
 from ringmap.data import ReturnToGo, ShardedReplayBuffer
 from ringmap.errors import NoClipsError
+from ringmap.samplers import EpisodeSampler
 from ringmap.storage.columns.memmap import HEADER_NBYTES, AdjacentColumn, MemmapColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.read.handle import Pulse
@@ -127,6 +128,14 @@ def test_a_view_does_not_hold_what_is_in_the_place_of_a_lost_episode(ring, reade
 
 def test_a_view_of_many_rings_does_not_hold_it_either(ring, fleet):
     assert lost_in_views(ring, fleet) == {0, 1, 2, 3, 20}
+
+
+def test_a_mark_of_a_lost_episode_is_none_of_what_is_in_its_place(ring, reader):
+    reader.sampler = EpisodeSampler(0, where="not flags contains bad")
+    Marks(reader).set(20, flags="bad")
+    assert {number for number, _ in prove(reader.sample(100), dict.fromkeys(range(5), 6), 2)} == {0, 1, 2, 3}
+    ring.break_timeline()
+    assert {number for number, _ in prove(reader.sample(200), AFTER, 2)} == {*AFTER}
 
 
 def clips_of_fleet(buf):

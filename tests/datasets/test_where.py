@@ -267,3 +267,14 @@ def test_returns_without_rewards_are_refused(tmp_path):
     for condition in ("return > 1", "ended = terminated"):
         with pytest.raises(InputError, match="needs one of the columns"):
             dataset.view(where=condition)
+
+
+def test_marks_of_some_episodes_of_a_buffer_s_directory(tmp_path):
+    """Where they stand in the ring, not where they stand among the selected ones."""
+    with ReplayBuffer(100, path=tmp_path / "ring") as buf:
+        for number in range(4):
+            buf.write_episode({"x": np.full(10, number)})
+        Marks(buf).set(20, flags="bad")
+    some = load_dataset(tmp_path / "ring").take([3, 2, 0])
+    assert some.view(where="flags contains bad").source_episodes.tolist() == [2]
+    assert some.view(where="not flags contains bad").source_episodes.tolist() == [3, 0]

@@ -26,7 +26,7 @@ from ringmap.errors import (
     UnknownFormatError,
     UnsupportedError,
 )
-from ringmap.formats.common import disk, untrusted
+from ringmap.formats.common import disk, safe_hdf5, untrusted
 from ringmap.formats.common.swap import Staging
 from ringmap.formats.hdf5 import journal
 from ringmap.formats.hdf5.pages import JournaledFile, journaled
@@ -783,12 +783,31 @@ def test_rows_outside_the_file_are_refused(foreign, tmp_path):
         load_dataset(foreign)
 
 
-def test_a_row_that_no_memory_is_asked_for_is_refused(foreign, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shape": (12, 2000), "chunks": (1, 100)}, "a step of column 'vast' takes 2,000 bytes"),
+        ({"shape": (12, 100), "chunks": (12, 100)}, "has chunks .12, 100. of uint8, expected at most 1,000 bytes each"),
+    ],
+)
+def test_what_no_memory_is_asked_for_is_refused(foreign, monkeypatch, options, message):
     """However well a filter packs it: the bytes that are stored do not tell."""
     with h5py.File(foreign, "r+") as file:
-        file.create_dataset("vast", shape=(12, 2000), dtype="u1", chunks=(1, 100), compression="gzip")
-    monkeypatch.setattr(untrusted, "LARGEST_ROW", 1000)
-    with pytest.raises(CorruptError, match="a step of column 'vast' takes 2,000 bytes"):
+        file.create_dataset("vast", dtype="u1", compression="gzip", **options)[:] = 0
+    for module in (untrusted, safe_hdf5):
+        monkeypatch.setattr(module, "LARGEST_ROW", 1000)
+    with pytest.raises(CorruptError, match=message):
+        load_dataset(foreign)
+
+
+@pytest.mark.parametrize("packed", [None, "gzip"])
+def test_more_than_the_file_can_hold_is_refused(foreign, monkeypatch, packed):
+    """Without a filter a byte is a byte."""
+    monkeypatch.setattr(untrusted, "_FEW", 1000)
+    rows = 1100 if packed is None else 10**9
+    with h5py.File(foreign, "r+") as file:
+        file.create_dataset("vast", (rows,), "u1", chunks=(1000,), compression=packed)[:1000] = 1
+    with pytest.raises(CorruptError, match="'vast': declares"):
         load_dataset(foreign)
 
 

@@ -822,6 +822,21 @@ def test_episodes_that_another_thread_sees_in_a_draw_bring_no_unwanted_one(fleet
             assert not unwanted & set(buf.sample(200)["episode"].ravel().tolist())
 
 
+@pytest.mark.parametrize("has_some", [True, False])
+def test_new_episodes_that_come_again_and_again_bring_no_id_that_is_none(three, monkeypatch, has_some):
+    """In place of their clips come others of the draw, or any of the ring."""
+    with ShardedReplayBuffer(three.folder, 3, sampler=EpisodeSampler(0), seed=0, wait_s=0) as buf:
+        drawn = EpisodeSampler._drawn
+
+        def newer(self, window, size):
+            ids = np.full(size, window.count)
+            ids[: len(ids) // 2 * has_some] = drawn(self, window, len(ids) // 2 * has_some)
+            return ids
+
+        monkeypatch.setattr(EpisodeSampler, "_drawn", newer)
+        prove(buf.sample(100), three.lengths, 3)
+
+
 @pytest.mark.usefixtures("workers_end_soon")
 def test_a_worker_that_stays_reads_a_ring_that_joined_since(three):
     """Each clip of the next pass comes once, those of the first batch, too."""

@@ -516,6 +516,7 @@ def as_the_ring_is(folder, copy):
     place = {"h5": "copy.h5", "zarr": "copy.zarr"}.get(copy, "ring")
     whole = load_dataset(folder / place, output="numpy", reward_at="next")
     assert whole.first_steps().tolist() == [6, 0]
+    assert whole.take([1, 0, 1]).first_steps().tolist() == [0, 6, 0]
     if copy == "taken":
         whole = whole.take([0, 1])
     elif copy == "joined":
