@@ -57,6 +57,15 @@ def made(folder, disk=None, rows=ROWS):
     return home
 
 
+def synced(folder):
+    """Return where a file of the priorities 7, 8, 9, ... is, that file open for writing, and these."""
+    home = made(folder)
+    file, leaves, _ = PriorityFile.open(home, ROWS, write=True)
+    leaves.values[:] = np.arange(ROWS) + 7
+    file.sync(leaves)
+    return home, file, leaves
+
+
 def values_now(home):
     found, faults = loaded(home)
     assert faults == []
@@ -143,10 +152,7 @@ def test_a_position_has_no_priority_of_another_lap(small):
 def test_words_of_lost_rows_are_dropped_behind_the_newest_row_of_all(small):
     """In pieces of the words that no row has now."""
     with ram_folder() as folder:
-        home = made(folder)
-        file, leaves, _ = PriorityFile.open(home, ROWS, write=True)
-        leaves.values[:] = np.arange(ROWS) + 7
-        file.sync(leaves)
+        home, file, leaves = synced(folder)
         file.close()
         PriorityFile.recover(home, 5)
         found, faults = loaded(home)
@@ -222,10 +228,7 @@ def test_the_highest_priority_is_known_though_its_row_was_lost(small):
 
 def test_a_word_that_is_damaged_is_no_priority(small):
     with ram_folder() as folder:
-        home = made(folder)
-        file, leaves, _ = PriorityFile.open(home, ROWS, write=True)
-        leaves.values[:] = np.arange(ROWS) + 7
-        file.sync(leaves)
+        home, file, leaves = synced(folder)
         file.close()
         path = home.path("priorities.bin")
         with open(path, "rb") as one:
@@ -244,10 +247,7 @@ def test_a_word_that_is_damaged_is_no_priority(small):
 
 def test_a_file_whose_log_is_damaged_is_written_again(small):
     with ram_folder() as folder:
-        home = made(folder)
-        file, leaves, _ = PriorityFile.open(home, ROWS, write=True)
-        leaves.values[:] = np.arange(ROWS) + 7
-        file.sync(leaves)
+        home, file, leaves = synced(folder)
         with open(home.path("priorities.bin"), "r+b") as one:
             one.seek(file._begin)
             one.write(b"\xff" * 20)

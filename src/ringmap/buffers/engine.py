@@ -6,8 +6,8 @@
                         /      \\
               rings[i]: source, reader, episodes           a single ring is a fleet of one
 
-    given          one ring, number 0: its own reader draws, places and reads (a branch that saves 25 calls a batch)
-    followed       the rings of a fleet, which come and go: ManyReader does (sharded/reader.py)
+    one ring       number 0: its own reader draws, places and reads (a branch that saves 25 calls a batch)
+    a fleet        rings that come and go: ManyReader draws, places and reads (sharded/reader.py)
 
     opened         a Store, which writes, or a Reader, which follows the writer
     forked         its own Reader; for a buffer in RAM, the copy, which only reads
@@ -122,6 +122,15 @@ def door(disk: Disk | None) -> Disk:
     return DISK if disk is None else disk
 
 
+class _Drawing(threading.local):
+    """What each thread is in the middle of.
+
+    `moments`: of a draw from many rings, by view and cut, the clips of which its sampler returns ids; None: no draw.
+    """
+
+    moments: dict[Any, Moment] | None = None
+
+
 class Engine(Forkable):
     """The open ring of a buffer, with its sampler, generator and role.
 
@@ -183,7 +192,7 @@ class Engine(Forkable):
         """The rings, if they come and go; None: one was given."""
         self.weights, self.state = weights, state
         self.pins = Pins(1 if self.fleet is None else MOST_RINGS)
-        self._drawing = threading.local()
+        self._drawing = _Drawing()
         self._draws = self._draws_stored = 0
         self._draws_as: tuple[int, np.random.SeedSequence] | None = None
         self._begun: BaseSampler | None = None
@@ -493,9 +502,7 @@ class Engine(Forkable):
     @property
     def path(self) -> Path | None:
         """The directory, or the glob of a fleet; None for a ring in RAM, or a list of rings."""
-        if self.fleet is not None:
-            return Path(self.fleet.paths) if isinstance(self.fleet.paths, str) else None
-        return None if self.owned.disk.volatile else Path(self.owned.folder)
+        return self.members.path
 
     def check_pace(self, pace: Pace, where: str) -> None:
         """Raise unless a pace counts the steps that come into this ring.
@@ -604,7 +611,7 @@ class Engine(Forkable):
             pinned: Pinned = self.pins.of(self.members, self.rings[0].reader, cut, shared)
             return pinned
         self._refuse_clips(cut)
-        if getattr(self._drawing, "moments", None) is not None:
+        if self._drawing.moments is not None:
             return self.moment(cut)
         self.commit_pending(_WHERE)
         moment: Moment = self.pins.of(self.members, self.many, cut, shared)
@@ -612,7 +619,7 @@ class Engine(Forkable):
 
     def moment(self, cut: Cut, view: Any = None) -> Moment:
         """Return the clips of many rings, or those of a view: as of the draw that this thread is in, or now."""
-        moments: dict[Any, Moment] | None = getattr(self._drawing, "moments", None)
+        moments = self._drawing.moments
         key = id(view), cut.anchors
         if moments is not None and key in moments:
             return moments[key]
@@ -954,7 +961,7 @@ class Engine(Forkable):
     ) -> tuple[Array | None, Weigh | None]:
         """Return the ids that a sampler draws of the clips of a moment, and what weighs them; None for both: the rings
         have numbered their clips anew since, so ask again in another moment."""
-        before = getattr(self._drawing, "moments", None)
+        before = self._drawing.moments
         try:
             self._drawing.moments = {(id(view), cut.anchors): moment}
             ids, weigh = draw_with(sampler, step, buffer, size, cut.history or 1, f"{_WHERE}.sample")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -196,6 +197,12 @@ class Rings:
     def where(self) -> str:
         """Where they are, in words."""
         return ", ".join(ring.folder for ring in self._rings)
+
+    @property
+    def path(self) -> Path | None:
+        """The directory that users know them by; None: there is none, or not one."""
+        source = self._rings[0].source
+        return None if source.disk.volatile else Path(source.folder)
 
     def of(self, number: int) -> Ring | None:
         """Return an open ring by its number; None: it is away."""

@@ -218,6 +218,11 @@ class Fleet(Rings):
         return ", ".join(self.paths) if isinstance(self.paths, tuple) else f"below {self.paths}"
 
     @property
+    def path(self) -> Path | None:
+        """The directory, or the glob; None for a list of rings."""
+        return Path(self.paths) if isinstance(self.paths, str) else None
+
+    @property
     def _wrong(self) -> dict[str, Exception]:
         """Why something is not read, by what it is: the directories of rings, or where they can't be listed."""
         return {one.folder: one.error for one in list(self.problems.values())} | self._not_listed
