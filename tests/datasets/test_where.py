@@ -278,3 +278,17 @@ def test_marks_of_some_episodes_of_a_buffer_s_directory(tmp_path):
     some = load_dataset(tmp_path / "ring").take([3, 2, 0])
     assert some.view(where="flags contains bad").source_episodes.tolist() == [2]
     assert some.view(where="not flags contains bad").source_episodes.tolist() == [3, 0]
+
+
+@pytest.mark.parametrize("kind", ["buffer", "hdf5"])
+def test_every_name_of_episode_data_is_known_to_a_condition(tmp_path, kind):
+    dataset = ReplayBuffer(1000) if kind == "buffer" else get_format("hdf5").open_writer(tmp_path / "a.h5")
+    with dataset as writer:
+        for number in range(3):
+            data = {f"name{n}": number for n in range(100)}
+            writer.write_episode({"x": np.full(2, number), "_episode_data": data})
+    dataset = dataset if kind == "buffer" else loaded(tmp_path / "a.h5")
+    assert dataset.view(where="name99 = 1").load_episode(0)["x"].tolist() == [1, 1]
+    with pytest.raises(InputError, match="name100") as error:
+        dataset.view(where="name100 = 1")
+    assert "name99" in str(error.value)

@@ -36,8 +36,6 @@ OUTCOMES = {"return": REWARDS, "ended": (*TERMINATED, *TRUNCATED)}
 """A value of an episode -> the names of the columns, one number a step, that it comes from."""
 
 AT_ONCE, _MOST_ROWS = 1000, 500_000
-_MOST_NAMES = 64
-"""Names of episode data that are columns; others are shown with the episode alone."""
 
 
 class EpisodeTable:
@@ -46,10 +44,12 @@ class EpisodeTable:
     Args:
         ids: what each is called by its marks, rising.
         lengths: steps of each.
+        most_names: of episode data that are columns, for a table that is shown; None: all that are put.
     """
 
-    def __init__(self, ids: Array, lengths: Array) -> None:
+    def __init__(self, ids: Array, lengths: Array, most_names: int | None = None) -> None:
         count = len(ids)
+        self._most_names, self._others = most_names, dict[str, None]()
         self.ids, self.lengths = ids, lengths
         self.returns, self.ended = np.full(count, np.nan), np.zeros(count, np.int8)
         self.data: dict[str, Values] = {}
@@ -80,7 +80,7 @@ class EpisodeTable:
     def put(self, row: int, data: Mapping[str, Any]) -> None:
         """Set the data of an episode."""
         for name, value in data.items():
-            if name in OWN or (name not in self.data and len(self.data) >= _MOST_NAMES):
+            if name in OWN or (name not in self.data and len(self.data) == self._most_names):
                 continue
             self.data.setdefault(name, Values.none(len(self.ids))).put(row, value)
 
@@ -94,7 +94,7 @@ class EpisodeTable:
     @property
     def names(self) -> list[str]:
         """The names that conditions and orders may use."""
-        return [*OWN, *self.data]
+        return [*OWN, *{**self.data, **self._others}]
 
     def values(self, name: str) -> Values | None:
         """Return a value of each episode, by one of `names`; None if no episode has it."""
@@ -117,7 +117,7 @@ class EpisodeTable:
         return self.data.get(name)
 
     def read(self, dataset: Any, asked: Collection[str], take: Callable[[int, Any], None] | None = None) -> Array:
-        """Read what is asked for: names of `OUTCOMES`, and others of episode data.
+        """Read what is asked for: names of `OUTCOMES`, and others of episode data, which become columns.
 
         Args:
             dataset: whose episodes keep their numbers (`Dataset.pinned`).
@@ -129,8 +129,8 @@ class EpisodeTable:
         """
         count = len(self.ids)
         stored, columns = np.ones(count, np.bool_), [n for kind in OUTCOMES if kind in asked for n in OUTCOMES[kind]]
-        has_data, first = bool(set(asked) - set(OWN)), 0
-        while first < count and (columns or has_data):
+        wanted, first = set(asked) - set(OWN), 0
+        while first < count and (columns or wanted):
             stop = end_of_chunk(self.lengths, first)
             if columns:
                 for at, end, rows in _read(partial(dataset.stored_rows, names=columns), first, stop, stored):
@@ -138,10 +138,11 @@ class EpisodeTable:
                     self.outcomes |= {kind for kind, values in zip(OUTCOMES, found, strict=True) if values is not None}
                     self.put_outcomes(at, *found)
             reads = _read(lambda a, b: dataset.get_episode_data(np.arange(a, b)), first, stop, stored)
-            for at, end, data in reads if has_data else ():
+            for at, end, data in reads if wanted else ():
                 for number in range(at, end):
                     mine = {name: value for name, of in data.items() if (value := of[number - at]) is not None}
-                    self.put(number, mine)
+                    self._others |= {name: None for name in mine if name not in OWN}
+                    self.put(number, {name: mine[name] for name in wanted & mine.keys()})
                     if take is not None:
                         take(number, mine)
             first = stop

@@ -33,6 +33,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _OWN = (*OWN, "damaged")
 _NUMBERS = (int, float, np.integer, np.floating)
+_MOST_NAMES = 64
+"""Names of episode data that are columns; others are shown with the episode alone."""
 _BREATH = 16
 """Episodes between two pauses, in which requests are answered."""
 _WAY_S = 0.25
@@ -86,7 +88,7 @@ class EpisodeIndex:
         self._stop = False
         self._thread: threading.Thread | None = None
         self._chosen: tuple[Any, Array] | None = None
-        self.table = EpisodeTable(*source.spans())
+        self.table = EpisodeTable(*source.spans(), _MOST_NAMES)
         self.damaged: dict[int, str] = {}
 
     @property
@@ -138,7 +140,7 @@ class EpisodeIndex:
             drop = int(np.searchsorted(self.ids, ids[0])) if len(ids) else len(self.ids)
             known = self.table.follow(ids, lengths)
             if known is None:
-                marks, self.table = self.table.marks, EpisodeTable(ids, lengths)
+                marks, self.table = self.table.marks, EpisodeTable(ids, lengths, _MOST_NAMES)
                 self.table.marks, self.damaged, self.done = marks, {}, 0
             else:
                 self.done = min(max(0, self.done - drop), known)
