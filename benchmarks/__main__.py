@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks.place import Place
+from benchmarks.harness.place import Place
 
 NAMES = [
     "importing",
@@ -79,7 +79,7 @@ def main() -> None:
     for name in asked.names:
         start = perf_counter()
         machine = place.machine()
-        tables = import_module(f"benchmarks.{name}").run(place)
+        tables = import_module(f"benchmarks.questions.{name}").run(place)
         for table in tables:
             table.judged = not (asked.tiny or asked.quick)
             print(f"\n{name}: {table}", flush=True)
@@ -88,7 +88,7 @@ def main() -> None:
         (asked.out / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
         print(f"{name}: {perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     if asked.quick and set(asked.names) >= set(HEADLINES):
-        from benchmarks.summary import summary_of
+        from benchmarks.harness.summary import summary_of
 
         print(f"\n{summary_of(asked.out)}\n\nLoad average {machine['load']:.1f}; smaller sizes than README's.")
     if asked.publish:
@@ -97,8 +97,8 @@ def main() -> None:
 
 def publish(results: Path) -> None:
     """Write what was measured into the documentation's pages; into README, if all of its table was."""
-    from benchmarks.page import put_tables
-    from benchmarks.summary import put_in, summary_of
+    from benchmarks.harness.page import put_tables
+    from benchmarks.harness.summary import put_in, summary_of
 
     root = Path(__file__).parents[1]
     readme = root / "README.md"

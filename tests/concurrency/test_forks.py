@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks.proof import Episodes, num_torn
+from benchmarks.harness.proof import Episodes, num_torn
 from ringmap import ReplayBuffer, Zarr
 from tests import ROOT
 from tests.buffers.processes import Child
@@ -55,7 +55,7 @@ HOLDS = """
 import os, signal, sys
 import numcodecs.blosc as blosc
 from ringmap import ReplayBuffer
-from benchmarks.proof import Episodes
+from benchmarks.harness.proof import Episodes
 buf = ReplayBuffer.open(sys.argv[1], "r+")
 made = Episodes(512, 8)
 buf.write_episode(made(30, 8))

@@ -11,7 +11,7 @@ import ringmap.clips.index
 import ringmap.storage.read.handle
 import ringmap.storage.read.reader
 import ringmap.storage.ring.live
-from benchmarks.proof import Episodes, num_torn
+from benchmarks.harness.proof import Episodes, num_torn
 from ringmap import ReplayBuffer
 from ringmap.clips.index import SpanIndex
 from tests.crash.kill.blows import can_be_interrupted

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.proof import Episodes, num_torn
-from benchmarks.race import Ring, a_writer, one_look
+from benchmarks.harness.proof import Episodes, num_torn
+from benchmarks.harness.race import Ring, a_writer, one_look
 from ringmap import ReplayBuffer, Zarr
 from ringmap.errors import NoClipsError
 

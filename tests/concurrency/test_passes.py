@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.proof import Episodes, num_torn
-from benchmarks.race import Ring, a_writer
+from benchmarks.harness.proof import Episodes, num_torn
+from benchmarks.harness.race import Ring, a_writer
 from ringmap import ReplayBuffer
 from ringmap.errors import ClipIndexError
 

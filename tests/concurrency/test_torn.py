@@ -1,6 +1,6 @@
 """No clip is torn, not even by a writer that laps the ring without a pause.
 
-Every clip is asked whether it is whole (benchmarks/proof.py). The races depend on the scheduler, so the
+Every clip is asked whether it is whole (benchmarks/harness/proof.py). The races depend on the scheduler, so the
 default suite runs their guarded half only, beside cases in which the writer strikes exactly
 between two copies; the campaign runs 1,000,000 clips of each race, and the control.
 """
@@ -10,8 +10,8 @@ import contextlib
 import numpy as np
 import pytest
 
-from benchmarks.proof import Episodes, num_torn
-from benchmarks.race import (
+from benchmarks.harness.proof import Episodes, num_torn
+from benchmarks.harness.race import (
     Ring,
     between_processes,
     between_threads,

@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 
-from benchmarks.page import put_tables
-from benchmarks.summary import put_in
-from benchmarks.table import Table
-from benchmarks.timing import QUANTILES
+from benchmarks.harness.page import put_tables
+from benchmarks.harness.summary import put_in
+from benchmarks.harness.table import Table
+from benchmarks.harness.timing import QUANTILES
 from tests import ROOT
 from tests.house import PYTHON, run
 
@@ -39,13 +39,13 @@ def test_benchmarks_run(forked, tmp_path, monkeypatch):
     benchmark = partial(run, PYTHON, "-m", cwd=tmp_path)
     for page in (ROOT / "docs/performance").glob("*.md"):
         shutil.copy(page, tmp_path)
-    benchmark("benchmarks.page", "results", *(page.name for page in tmp_path.glob("*.md")))
+    benchmark("benchmarks.harness.page", "results", *(page.name for page in tmp_path.glob("*.md")))
     for page in (ROOT / "docs/performance").glob("*.md"):
         places = page.read_text().count("<!-- benchmark: ")
         told = (tmp_path / page.name).read_text()
         assert told.count("<!-- benchmark: ") == told.count("<!-- end -->") == places
         assert not places or told != page.read_text()
-    told = benchmark("benchmarks.summary", "results")
+    told = benchmark("benchmarks.harness.summary", "results")
     assert len(told.splitlines()) == 2 + 11
     readme = (ROOT / "README.md").read_text()
     assert put_in(readme, told.strip()).count(told.strip()) == 1

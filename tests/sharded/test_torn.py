@@ -9,8 +9,8 @@ import os
 
 import pytest
 
-from benchmarks.proof import num_torn
-from benchmarks.race import Ring, a_writer, one_look
+from benchmarks.harness.proof import num_torn
+from benchmarks.harness.race import Ring, a_writer, one_look
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import LappedError
 from tests.tiers import few

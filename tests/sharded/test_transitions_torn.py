@@ -10,7 +10,7 @@ import os
 import numpy as np
 import pytest
 
-from benchmarks.race import one_look
+from benchmarks.harness.race import one_look
 from ringmap import TransitionReplayBuffer
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import LappedError

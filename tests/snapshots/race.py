@@ -9,8 +9,8 @@ import threading
 import numpy as np
 
 import ringmap
-from benchmarks.proof import Episodes
-from benchmarks.race import Ring
+from benchmarks.harness.proof import Episodes
+from benchmarks.harness.race import Ring
 from ringmap import ReplayBuffer
 from ringmap.storage.commit.store import Store
 

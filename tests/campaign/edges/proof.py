@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from benchmarks.proof import Episodes, num_torn
+from benchmarks.harness.proof import Episodes, num_torn
 
 WORLD = 1_000_000
 """Episodes of another buffer have numbers from another million."""

@@ -1,0 +1,1 @@
+"""What times, proves, prints and publishes."""

@@ -1,0 +1,1 @@
+"""Other libraries, each filled with our episodes."""

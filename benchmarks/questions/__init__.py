@@ -1,0 +1,1 @@
+"""What is asked: one module for each suite of tables."""
