@@ -1,7 +1,7 @@
 """Other libraries' own loaders beside ours: over the same files, or the same rows, in one process.
 
 Each library runs as its own documentation shows it. Clips of 4 steps, or single steps where the library has no clips;
-batches of 64. `tests/exits` compares what both hand out. Needs the environment of those tests; what is not installed is
+batches of 64. `tests/peers` compares what both hand out. Needs the environment of those tests; what is not installed is
 named.
 """
 
@@ -119,7 +119,7 @@ def _shuffled(data: Any) -> Call:
 
 
 def _lerobot(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
-    stand_in = importlib.import_module("tests.exits.torchvision_stand_in")  # it has no build for this torch
+    stand_in = importlib.import_module("tests.peers.torchvision_stand_in")  # it has no build for this torch
     stand_in.install()
     import lerobot
 

@@ -113,7 +113,7 @@ def test_ci_runs_the_versions_and_the_command_of_the_readme(tmp_path, versions, 
     lines = done.stdout.splitlines()
     assert done.returncode == status
     assert lines[0].startswith("+ python3 -m venv .exits ") and lines[0].endswith(
-        " tests/buffers/test_torchrl_storage.py"
+        " tests/unit/buffers/test_torchrl_storage.py"
     )
     assert lines[1].startswith("stub -m venv /")
     at = lines.index("+ python3 .ci/versions")

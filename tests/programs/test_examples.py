@@ -13,7 +13,7 @@ from tests import ROOT
 from tests.house import PYTHON, run
 
 EXAMPLES = {ROOT / "examples/main_job.py", *(ROOT / "examples").glob("*.py")}
-EXAMPLES -= {ROOT / "examples/sb3_curves.py"}  # tests/exits/test_sb3.py runs it, where Stable-Baselines3 is installed
+EXAMPLES -= {ROOT / "examples/sb3_curves.py"}  # tests/peers/test_sb3.py runs it, where Stable-Baselines3 is installed
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES), ids=lambda path: path.stem)

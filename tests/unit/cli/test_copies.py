@@ -1,0 +1,240 @@
+"""Dump, convert, merge, snapshot: what arrives is what was there."""
+
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+from ringmap.buffers import sampled
+from ringmap.data import ReplayBuffer, load_dataset
+from ringmap.formats.registry import FORMATS, describe_formats
+from tests.unit.cli.conftest import fill
+
+
+def same(one, other):
+    assert one.lengths.tolist() == other.lengths.tolist()
+    assert one.get_episode_data() == other.get_episode_data()
+    for number in range(len(one.lengths)):
+        mine, theirs = one.load_episode(number), other.load_episode(number)
+        assert set(mine) == set(theirs)
+        for name, values in mine.items():
+            values = np.asarray(values)
+            assert np.array_equal(values, np.asarray(theirs[name]), equal_nan=values.dtype.kind == "f")
+
+
+@pytest.mark.parametrize("dest", ["x.h5", "x.hdf5", "x.zarr", "x.lance"])
+def test_dump_by_suffix(cli, replay, tmp_path, dest):
+    done = cli("dump", replay, dest)
+    name = load_format(dest)
+    assert done.out == f"wrote {dest}, format {name}: it holds 4 episodes, 45 steps\n"
+    same(ReplayBuffer.open(tmp_path / "replay"), load_dataset(tmp_path / dest, layout="HWC"))
+
+
+def test_progress_is_drawn_for_people_only(cli, replay, monkeypatch):
+    monkeypatch.setattr(sampled, "_BAR_AFTER_S", 0)
+    assert cli("dump", replay, "file.h5").err == ""
+    monkeypatch.setattr("ringmap.cli.dump.is_watched", lambda: True)
+    assert "dump to hdf5" in cli("dump", replay, "terminal.h5").err
+
+
+def load_format(dest):
+    return {"h5": "hdf5", "hdf5": "hdf5", "zarr": "zarr", "lance": "lance"}[dest.split(".")[1]]
+
+
+def test_convert_from_buffers_and_datasets(cli, replay, tmp_path):
+    assert cli("convert", replay, "a.h5").out == "wrote a.h5, format hdf5: it holds 4 episodes, 45 steps\n"
+    assert cli("convert", "a.h5", "b", "--format", "zarr").code == 0
+    same(ReplayBuffer.open(tmp_path / "replay"), load_dataset(tmp_path / "b", layout="HWC"))
+
+
+def test_merge(cli, replay, tmp_path):
+    cli("dump", replay, "a.h5")
+    done = cli("merge", replay, "a.h5", replay, "-o", "all.h5")
+    assert done.out == "wrote all.h5, format hdf5: it holds 12 episodes, 135 steps\n"
+    assert load_dataset(tmp_path / "all.h5").lengths.tolist() == [12, 10, 11, 12] * 3
+    buffer = ReplayBuffer(50, path=tmp_path / "other")
+    buffer.write_episode({"x": [1.0]})
+    buffer.close()
+    done = cli("merge", replay, "other", "-o", "no.h5")
+    assert done.code == 2
+    assert "sources must have the same columns" in done.err
+    assert not (tmp_path / "no.h5").exists()
+
+
+def test_merge_into_the_last_argument(cli, replay, tmp_path):
+    cli("dump", replay, "a.h5")
+    done = cli("merge", replay, "a.h5", "all.zarr")
+    assert done.out == "wrote all.zarr, format zarr: it holds 8 episodes, 90 steps\n"
+    alone = cli("merge", "a.h5")
+    assert alone.code == 2
+    assert "say at least one source" in alone.err
+
+
+@pytest.mark.parametrize("command", ["dump", "convert", "merge"])
+def test_options_of_a_writer(cli, replay, tmp_path, command):
+    cli("dump", replay, "a.h5")
+    source = replay if command == "dump" else "a.h5"
+    assert cli(command, source, "x.h5", "-O", "compression=gzip", "-O", "compression_opts=9").code == 0
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert {d.compression for n, d in file.items() if not n.startswith("ep_")} >= {"gzip"}
+    for given, said in (
+        ("nonsense=1", "unknown option 'nonsense'; known: ['mode', 'compression'"),
+        ("level", "-O level: expected KEY=VALUE"),
+        ("mode=append", "-O mode=append: expected KEY=VALUE"),
+    ):
+        done = cli(command, source, "y.h5", "-O", given)
+        assert done.code == 2
+        assert said in done.err
+        assert not (tmp_path / "y.h5").exists()
+
+
+@pytest.mark.parametrize("dest", ["x.h5", "x.zarr"])
+def test_check_of_a_dataset(cli, replay, tmp_path, dest):
+    cli("dump", replay, dest)
+    assert (cli("check", dest).code, cli("check", dest).out) == (0, f"{dest}: sound\n")
+    if dest == "x.h5":
+        (tmp_path / dest).write_bytes((tmp_path / dest).read_bytes()[:-100])
+    else:
+        for chunk in (tmp_path / dest / "data/pixels").glob("[0-9]*"):
+            chunk.write_bytes(b"nonsense")
+    done = cli("check", dest)
+    assert done.code == 1
+    assert "finding" in done.out
+    assert cli("check", "nowhere.h5").code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["dump", "convert", "merge"])
+def test_what_is_there_names_the_format(cli, replay, tmp_path, command):
+    """By suffix, then by content; one that contradicts is refused before anything is touched."""
+    assert cli(command, replay, *(["-o", "x"] if command == "merge" else ["x"]), "-f", "zarr").code == 0
+    to = ["-o", "x"] if command == "merge" else ["x"]
+    done = cli(command, replay, *to, "--mode", "append")
+    assert done.out == "wrote x, format zarr: it holds 8 episodes, 90 steps\n"
+    done = cli(command, replay, *to, "--mode", "append", "-f", "folder")
+    assert done.code == 2
+    assert "holds a dataset of format 'zarr'" in done.err
+    (tmp_path / "x").rename(tmp_path / "x.h5")
+    done = cli(command, replay, *(["-o", "x.h5"] if command == "merge" else ["x.h5"]), "--mode", "append")
+    assert done.code == 2
+    assert "holds a dataset of format 'zarr'" in done.err
+
+
+@pytest.mark.parametrize("command", ["dump", "convert", "merge"])
+def test_what_is_there_stays_unless_told(cli, replay, tmp_path, command):
+    to = ["-o", "x.h5"] if command == "merge" else ["x.h5"]
+    assert cli(command, replay, *to).code == 0
+    before = (tmp_path / "x.h5").read_bytes()
+    done = cli(command, replay, *to)
+    assert done.code == 2
+    assert "already exists" in done.err
+    assert (tmp_path / "x.h5").read_bytes() == before
+    done = cli(command, replay, *to, "--mode", "append")
+    assert done.out == "wrote x.h5, format hdf5: it holds 8 episodes, 90 steps\n"
+    assert len(load_dataset(tmp_path / "x.h5").lengths) == 8
+    assert cli(command, replay, *to, "--mode", "overwrite").code == 0
+    assert len(load_dataset(tmp_path / "x.h5").lengths) == 4
+    assert "write mode must be one of" in cli(command, replay, *to, "--mode", "sideways").err
+
+
+@pytest.mark.parametrize("command", ["dump", "convert", "merge"])
+def test_formats_that_nothing_names(cli, replay, tmp_path, command):
+    def to(dest):
+        return ["-o", dest] if command == "merge" else [dest]
+
+    done = cli(command, replay, *to("somewhere"))
+    assert (done.code, done.out) == (2, "")
+    assert "say which: --format NAME" in done.err
+    assert "unknown format 'nope'" in cli(command, replay, *to("x"), "-f", "nope").err
+    assert "format 'ringmap' is read-only" in cli(command, replay, *to("x"), "-f", "ringmap").err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_snapshot_while_the_writer_goes_on(cli, tmp_path):
+    buffer = fill(tmp_path / "live")
+    assert cli("snapshot", "live", "kept").out == "wrote kept: 4 episodes, 45 steps\n"
+    kept = ReplayBuffer.open(tmp_path / "kept")
+    same(kept, ReplayBuffer.open(tmp_path / "live"))
+    done = cli("snapshot", "live", "kept")
+    assert done.code == 2
+    assert "something is at" in done.err
+    buffer.close()
+
+
+def test_formats(cli):
+    found = {row["name"]: row for row in cli("formats", "--json").json}
+    assert found["hdf5"] == {
+        "name": "hdf5",
+        "reads": True,
+        "writes": True,
+        "appends": True,
+        "lossless": True,
+        "installed": True,
+        "install": "ringmap",
+    }
+    assert found["ringmap"]["writes"] is False
+    lines = cli("formats").out.splitlines()
+    assert lines[0].split() == ["format", "read", "write", "append", "lossless", "installed"]
+    assert [line.split()[0] for line in lines[1:]] == list(found)
+
+
+def test_a_format_that_is_not_installed(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lance", None)
+    monkeypatch.setattr(FORMATS, "_loaded", {})
+    lines = cli("formats").out.splitlines()
+    (line,) = (line for line in lines if line.startswith("lance"))
+    assert line.split(maxsplit=5)[1:] == ["-", "-", "-", "-", 'pip install "ringmap[lance]"']
+
+
+def test_lossless_is_true_of_those_that_say_so(cli, replay, tmp_path):
+    buffer = ReplayBuffer.open(tmp_path / "replay")
+    for facts in describe_formats():
+        if not facts.writes or facts.name not in ("hdf5", "zarr", "lance", "folder", "video"):
+            continue
+        dest = tmp_path / f"as-{facts.name}"
+        cli("dump", replay, dest, "--format", facts.name)
+        dataset = load_dataset(dest, format=facts.name, layout="HWC")
+        equal = all(
+            np.array_equal(buffer.load_episode(i)["pixels"], np.asarray(dataset.load_episode(i)["pixels"]))
+            for i in range(4)
+        )
+        assert equal == facts.lossless, facts.name
+
+
+def test_conditions_are_joined(cli, replay, tmp_path):
+    """`--where` given twice: both have to be met, whatever each of them joins by `or`."""
+    words = ["--where", "seed = 103 or seed = 104", "-w", "length = 10 or length = 12"]
+    assert cli("convert", replay, "a.h5", *words).code == 0
+    assert load_dataset(tmp_path / "a.h5").get_episode_data()["seed"] == [103]
+    assert [row["episode"] for row in cli("episodes", replay, *words, "--json").json] == [1]
+
+
+def test_what_is_dropped(cli, tmp_path):
+    """Each command says all that a format can't hold, and leaves out what is named."""
+    episode = {
+        "obs": [[0.0]] * 3,
+        "action": [[0.0]] * 3,
+        "when": np.zeros(3, "M8[s]"),
+        "wave": [1j] * 3,
+    }
+    with ReplayBuffer(10, path=tmp_path / "ring") as buf:
+        buf.write_episode({**episode, "_episode_data": {"seed": 1, "goal": 2**70}})
+    for verb in ("dump", "convert", "merge"):
+        words = [verb, "ring", "set.hdf5", "-f", "robomimic"]
+        refused = cli(*words)
+        assert refused.code
+        assert "drop=['when', 'goal']" in " ".join(refused.err.split())
+        assert not (tmp_path / "set.hdf5").exists()
+        assert not cli(*words, "--drop", "when", "--drop", "goal").code
+        dataset = load_dataset(tmp_path / "set.hdf5", format="robomimic")
+        assert sorted(dataset.column_names) == [
+            "action",
+            "done",
+            "next_obs/flat",
+            "obs/flat",
+            "wave",
+        ]
+        assert dataset.episode_column_names == ["seed"]
+        dataset.close()
+        (tmp_path / "set.hdf5").unlink()
