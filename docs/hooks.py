@@ -22,8 +22,10 @@ SECTIONS = {
     "For contributors": [
         "explanation/architecture.md",
         "explanation/storage.md",
+        "explanation/where-a-call-goes.md",
         "explanation/campaigns.md",
         "reference/on-disk-format.md",
+        "explanation/decisions/index.md",
         "explanation/decisions/*",
     ],
 }
