@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra lerobot)")
 pytest.importorskip("av", reason="PyAV is not installed (extra lerobot)")
 
-from ringmap.data import ReplayBuffer, convert, get_format, load_dataset
+from ringmap.data import ReplayBuffer, convert, get_format, load_dataset, merge
 from ringmap.errors import InputError
 from ringmap.formats.common.writer import EpisodeWriter
 
@@ -122,6 +122,16 @@ def test_a_set_of_ours_loads_there(tmp_path, monkeypatch, theirs):
 
 STEPS = int(os.environ.get("STEPS", "20"))
 """Of training: 20 in CI, 100 by hand."""
+
+
+def test_three_merges_load_there(tmp_path, theirs):
+    write(tmp_path / "a", [0, 1], fps=10)
+    write(tmp_path / "b", [2], fps=10)
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "1", dest_format="lerobot", progress=False)
+    convert(tmp_path / "1", tmp_path / "2", dest_format="lerobot", progress=False)
+    merge([tmp_path / "2"], tmp_path / "3", dest_format="lerobot", progress=False)
+    check_theirs(theirs(tmp_path / "3"), [0, 1, 2])
+    check_ours(tmp_path / "3", [0, 1, 2])
 
 
 def test_act_trains_on_a_set_of_ours(tmp_path, theirs):

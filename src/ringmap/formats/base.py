@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from importlib import import_module
 from os import PathLike
 from typing import Any, ClassVar
@@ -109,6 +110,21 @@ class Format:
     def open_stream(cls, path: str | PathLike[str]) -> Any:
         """Return the episodes at `path` (`ringmap.datasets.stored_episodes.EpisodeStream`) of a format that is read in
         order alone, for `convert` and `merge`; None of one that has `open_reader`."""
+        return None
+
+    @classmethod
+    def copier(cls, parts: Sequence[Any], fps: Fraction | None, options: Mapping[str, Any]) -> Any:
+        """Return what reads datasets for a copy into this format without a loss that a copy need not have.
+
+        Args:
+            parts: the datasets.
+            fps: the rate of the copy, None where it is not known.
+            options: of the copy's writer.
+
+        Returns:
+            A function of a dataset that yields `(columns, data)` of each episode, for the writer of this format alone;
+            None: they are read as anybody reads them.
+        """
         return None
 
     @classmethod

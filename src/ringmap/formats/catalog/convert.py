@@ -48,6 +48,9 @@ def convert(
 ) -> None:
     """Write a dataset in another format, episode data included.
 
+    From one LeRobot set to another, videos and pictures are copied as they are stored, unless `fps=`, `crf=` or
+    `videos=` asks for others.
+
     Args:
         source: a path, a name (see `load_dataset`), or a dataset or buffer.
         dest: where to; "minari:name/set-v0" and "lerobot:user/set" are places in these libraries' own folders.
@@ -124,6 +127,8 @@ def merge(
 ) -> None:
     """Write the episodes of several datasets into one, one dataset after the other.
 
+    Of LeRobot sets into one, videos and pictures are copied as they are stored, as by `convert`.
+
     Args:
         sources: paths, names, datasets or buffers, of the same columns, per-step shapes and dtypes.
         dest: where to; "minari:name/set-v0" and "lerobot:user/set" are places in these libraries' own folders.
@@ -175,7 +180,8 @@ def _copy(
     widths = _aligned(parts, left_out, where)
     facts = Facts(told.reward_at or _reward_at(parts, where), told.fps or _rate(parts, where).fps)
     total = sum(count_of(part) for _, part in parts)
-    episodes = _with_data(parts, chosen.supports_episode_data, widths, is_live)
+    copier = chosen.copier([part for _, part in parts], facts.fps, options)
+    episodes: Iterable[Any] = _with_data(parts, chosen.supports_episode_data, widths, is_live, copier)
     if progress:
         from tqdm import tqdm
 
@@ -241,9 +247,11 @@ def _opened(source: Any, source_format: str | None, where: str, drop: list[str])
     return repr(source), source
 
 
-def _with_data(parts: list[tuple[str, Any]], keeps: bool, widths: dict[str, np.dtype[Any]], is_live: bool) -> Any:
+def _with_data(
+    parts: list[tuple[str, Any]], keeps: bool, widths: dict[str, np.dtype[Any]], is_live: bool, copier: Any
+) -> Iterator[dict[str, Any]]:
     for _, part in parts:
-        for episode, data in episodes_of(part, keeps, is_live):
+        for episode, data in episodes_of(part, keeps, is_live) if copier is None else copier(part):
             wide = {n: _wide(episode[n], d) for n, d in widths.items() if n in episode}
             yield {**episode, **wide, **({EPISODE_DATA_KEY: data} if data else {})}
 

@@ -21,7 +21,8 @@ import os
 import re
 import string
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -30,6 +31,7 @@ import numpy as np
 from ringmap.errors import CorruptError, InputError, UnknownFormatError, UnsupportedError
 from ringmap.formats.common.directory import DecodingSource, damage_named, offsets_of, steps_of
 from ringmap.formats.common.episode_cache import EpisodeCache
+from ringmap.formats.common.log import FILM, Encoded
 from ringmap.formats.common.source_format import StoredFormat
 from ringmap.formats.common.untrusted import (
     LARGEST_PICTURE,
@@ -40,14 +42,14 @@ from ringmap.formats.common.untrusted import (
     refuse_vast,
 )
 from ringmap.formats.lerobot.rows import EpisodeRows
-from ringmap.formats.media.images import Picture, decode_into, picture_of
-from ringmap.formats.media.videos import Decoder, decode_runs
+from ringmap.formats.media.images import Picture, decode_into, holds, picture_of
+from ringmap.formats.media.videos import Decoder, copy_frames, decode_runs
 from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.disk.paths import local_path
 from ringmap.storage.records.manifest import as_rate
 
-__all__ = ["BOXED", "LeRobot", "LeRobotSource"]
+__all__ = ["BOXED", "STATS", "LeRobot", "LeRobotSource", "StoredPictures"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -72,6 +74,8 @@ _NUMBERS = (
 
 BOXED = b"ringmap.boxed"
 """The key, in the schema of a file of rows, of the names of columns of shape (1,)."""
+
+STATS = ("min", "max", "mean", "std", "count")
 
 DEPTHS = ("mm", "codes")
 
@@ -99,6 +103,29 @@ class LeRobot(StoredFormat):
             return False
         return isinstance(found, dict) and "codebase_version" in found
 
+    @classmethod
+    def copier(cls, parts: Sequence[Any], fps: Fraction | None, options: Mapping[str, Any]) -> Any:
+        """Return what reads episodes with their pictures as they are stored, if all parts are LeRobot sets; see
+        `Format.copier`."""
+        from ringmap.formats.lerobot.writer import copier
+
+        return copier(parts, fps, options)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPictures:
+    """The pictures of an episode as they are stored.
+
+    Attributes:
+        encoded: a file for each, or a video of all.
+        stats: their statistics, by `STATS`; empty where the set has none.
+        info: what `info.json` says of how they are stored.
+    """
+
+    encoded: Encoded
+    stats: dict[str, Any]
+    info: dict[str, Any]
+
 
 class LeRobotSource(DecodingSource):
     """The columns of a LeRobot dataset, as `StoredDataset` reads them.
@@ -120,6 +147,8 @@ class LeRobotSource(DecodingSource):
     reward_at = "same"
     """A row is a step: an observation, its action, and the reward of that."""
 
+    _stats: list[dict[str, Any]] | None = None
+
     def __init__(self, path: str | os.PathLike[str], depth: str = "mm") -> None:
         if depth not in DEPTHS:
             raise InputError(f"{os.fspath(path)}: depth must be one of {DEPTHS}, got {depth!r}")
@@ -137,7 +166,7 @@ class LeRobotSource(DecodingSource):
                 )
             self.fps = _rate_in(self._info)
             self._refuse_lance()
-            self._episodes = _episodes(self.path, self._tables)
+            self._episodes = _episodes(self.path, self._tables, lambda name: not name.startswith("stats/"))
             self.lengths = np.array([e["length"] for e in self._episodes], np.int32)
             self._refuse_vast()
             self.offsets = offsets_of(self.lengths)
@@ -354,6 +383,48 @@ class LeRobotSource(DecodingSource):
             out = codes[out]
         return out[order]
 
+    def pictures(self) -> dict[str, str]:
+        """Return the columns of pictures that `stored` has -> the dtypes of their features."""
+        features = self._info["features"]
+        kinds = {spec.name: features[spec.name]["dtype"] for spec in self.schema.columns if spec.name in features}
+        held = [spec.name for spec in self.schema.columns if holds("jpeg", spec)]
+        return {name: kinds[name] for name in held if kinds.get(name) in ("video", "image")}
+
+    def stored(self, episode: int, name: str) -> StoredPictures | None:
+        """Return the pictures of an episode as they are stored; None of a part of a video that can't be copied alone.
+
+        Raises:
+            CorruptError, ReplacedError: as for `windows`.
+        """
+        with damage_named(self.path):
+            self._check()
+            row, feature = self._episodes[episode], self._info["features"][name]
+            if name in self._videos:
+                path = self._video_of(name, row)
+                first = round(row[f"videos/{name}/from_timestamp"] * float(self._info["fps"]))
+                video = copy_frames(self._decoders, path, first, row["length"])
+                encoded = None if video is None else Encoded([video], FILM)
+            else:
+                path = self._rows_of(row)
+                encoded = Encoded(self._picture_files(name, row, path), "png")
+            self._refuse_newer(path)
+            if encoded is None:
+                return None
+            if self._stats is None:
+                self._stats = _episodes(self.path, self._tables, lambda n: n.startswith(("stats/", "episode_index")))
+            found = {key: self._stats[episode].get(f"stats/{name}/{key}") for key in STATS}
+            self._check()
+            return StoredPictures(encoded, {} if None in found.values() else found, feature.get("info") or {})
+
+    def _picture_files(self, name: str, row: Mapping[str, Any], path: str) -> list[bytes]:
+        _refuse_rows(path)
+        rows = EpisodeRows(path, row["episode_index"], row["length"])
+        try:
+            spec = next(spec for spec in self.schema.columns if spec.name == name)
+            return [file for _, files in rows.files(spec) for file in files]
+        finally:
+            rows.close()
+
     def _load_rows(self, episode: int, columns: Sequence[str]) -> dict[str, Array]:
         """Return columns of an episode, none of them a video."""
         named = self._names_tasks and "task" in columns
@@ -431,14 +502,15 @@ def _episode_files(path: str) -> list[str]:
     return sorted(glob.glob(os.path.join(glob.escape(path), "meta/episodes/*/*.parquet")))
 
 
-def _episodes(path: str, files: list[str]) -> list[dict[str, Any]]:
+def _episodes(path: str, files: list[str], wanted: Callable[[str], bool]) -> list[dict[str, Any]]:
+    """Return the rows of `meta/episodes`, of these columns, in the order of the episodes."""
     import pyarrow.parquet as pq
 
     rows: list[dict[str, Any]] = []
     for file in files:
         refuse_elsewhere(path, file)
         _refuse_rows(file)
-        names = [n for n in pq.read_schema(file).names if not n.startswith("stats/")]
+        names = list(filter(wanted, pq.read_schema(file).names))
         rows += pq.read_table(file, columns=names).to_pylist()
     return sorted(rows, key=lambda row: row["episode_index"])
 

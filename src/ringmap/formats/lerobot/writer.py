@@ -3,7 +3,8 @@
     a group of episodes  ->  videos/<key>/..., a file each    data/.../file-N.parquet
     all of them          ->  meta/episodes, tasks, stats, info
 
-Invariants: episodes are logged as they are read back; a video is encoded once, when its episode is given.
+Invariants: episodes are logged as they are read back; a video is encoded once, when its episode is given. Of an
+episode of another LeRobot set (`copier`), videos and pictures are copied as they are stored.
 Source: LeRobot documentation, LeRobotDataset v3.0.
 Not here: the log (common/writer.py), steps out of rows (common/transitions.py), reading (__init__.py).
 """
@@ -14,7 +15,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -29,13 +30,13 @@ from ringmap.formats.common.refusals import Refused
 from ringmap.formats.common.transitions import OUTCOMES, Steps, is_loose_flag, refused_flag
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.episode import CheckedEpisode
-from ringmap.formats.lerobot import BOXED, LeRobot
+from ringmap.formats.lerobot import BOXED, STATS, LeRobot, LeRobotSource, StoredPictures
 from ringmap.formats.media.images import encode, holds
 from ringmap.formats.media.videos import Encoding, encode_video
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.records.manifest import rate_text
 
-__all__ = ["LeRobotWriter"]
+__all__ = ["LeRobotWriter", "copier"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -46,6 +47,10 @@ _PLACE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 _COUNTS = ("frame_index", "episode_index", "index", "task_index")
 _OWN = ("timestamp", *_COUNTS, "task")
 _TASKS = ("task", "tasks")
+_PICTURES = "_lerobot_pictures"
+"""The name in an episode's data of pictures that are copied as they are stored."""
+_COPIED_WITH = {"mode", "progress", "task", "columns", "robot_type"}
+"""The writer's options that say nothing about how pictures are encoded."""
 _TOLERANCE_S = 1e-4
 """Seconds by which LeRobot's loader lets a timestamp differ from step / fps."""
 
@@ -108,6 +113,7 @@ class LeRobotWriter(EpisodeWriter):
         self._names, self._final_row, self._robot = dict(columns or {}), final_row, robot_type
         self._rewards = check_reward_at("LeRobotWriter", reward_at)
         self._tasks: dict[str, int] = {}
+        self._copied: dict[str, StoredPictures] = {}  # of the last episode
         self._fresh: tuple[int, dict[str, int]] = 0, {}  # the tasks of the last episode, which count once it is written
 
     # -- episodes ----------------------------------------------------------------------------
@@ -156,6 +162,8 @@ class LeRobotWriter(EpisodeWriter):
 
     def refuses_data(self, name: str, value: Any) -> str | None:
         """Return why a datum of an episode can't be held."""
+        if name == _PICTURES:
+            return None
         if name not in _TASKS:
             return "LeRobot has a place for the task alone"
         texts = [] if value is None else np.atleast_1d(np.asarray(value)).reshape(-1).tolist()
@@ -177,6 +185,7 @@ class LeRobotWriter(EpisodeWriter):
         steps = Steps(columns, [n[5:] for n in following], placed, self._final_row, where)
         stored: dict[str, Array] = {}
         source: dict[str, str] = {}
+        copied, self._copied = data.get(_PICTURES, {}), {}
         for name in columns:
             if name in following or name in own:
                 continue
@@ -188,6 +197,8 @@ class LeRobotWriter(EpisodeWriter):
                     f"columns={{...}}",
                 )
             source[new] = name
+            if name in copied:
+                self._copied[new] = copied[name]
             rows = steps.outcome(name) if name in OUTCOMES else steps.now(name)
             stored[new] = rows
         count = steps.length
@@ -217,11 +228,18 @@ class LeRobotWriter(EpisodeWriter):
     def encode(self, episode: CheckedEpisode) -> dict[str, Array | Encoded]:
         """Return the columns, pictures encoded; their statistics are noted before that."""
         numbers = [spec for spec in episode.schema.columns if spec.dtype.kind != "U"]
-        episode.notes["stats"] = {s.name: _stats(episode.columns[s.name], holds("jpeg", s)) for s in numbers}
+        copied = self._copied
+        episode.notes["stats"] = {
+            s.name: copied[s.name].stats if s.name in copied else _stats(episode.columns[s.name], holds("jpeg", s))
+            for s in numbers
+        }
+        episode.notes["info"] = {name: one.info for name, one in copied.items()}
         self._fresh = self._episodes, _tasks_in(episode.columns)
         columns: dict[str, Array | Encoded] = dict(episode.columns)
         for spec in episode.schema.columns:
-            if self._is_video(spec):
+            if spec.name in copied:
+                columns[spec.name] = copied[spec.name].encoded
+            elif self._is_video(spec):
                 video = io.BytesIO()
                 encode_video(video, episode.columns[spec.name], Encoding(crf=self._crf, fps=self._fps))
                 columns[spec.name] = Encoded([video.getvalue()], FILM)
@@ -257,6 +275,47 @@ class LeRobotWriter(EpisodeWriter):
             _write_parquet(path, f"meta/episodes/{_file(0)}.parquet", pa.Table.from_pylist(rows))
             _write(path, "meta/stats.json", json.dumps(_total_stats(rows), indent=4).encode())
         _write_info(path, features, self._fps, self._robot, rows, len(tasks))
+
+
+def copier(
+    parts: Sequence[Any], fps: Fraction | None, options: Mapping[str, Any]
+) -> Callable[[Any], Iterator[tuple[dict[str, Array], dict[str, Any]]]] | None:
+    """Return what reads episodes with their pictures as they are stored; see `Format.copier`.
+
+    None where a part is no LeRobot set or is changed as it is read, where a column is of videos in one and of pictures
+    in another, and where an option asks for another encoding or rate.
+    """
+    kinds = []
+    for part in parts:
+        source = getattr(part, "source", None)
+        if not isinstance(source, LeRobotSource) or part.transform is not None:
+            return None
+        known = {id(spec) for spec in source.schema.columns}  # a column that was joined has a spec of its own
+        if part.fps != fps or not all(id(spec) in known for spec in part.schema.columns):
+            return None
+        kinds.append({name: kind for name, kind in source.pictures().items() if name in part.column_names})
+    same = all(kind == kinds[0] for kind in kinds)
+    return _as_stored if same and set(options) <= _COPIED_WITH else None
+
+
+def _as_stored(part: Any) -> Iterator[tuple[dict[str, Array], dict[str, Any]]]:
+    """Yield the columns and data of each episode: its pictures are data, and zeros, which nobody reads, their
+    columns."""
+    source, specs = part.source, {spec.name: spec for spec in part.schema.columns}
+    for number, episode in enumerate(part.source_episodes.tolist()):
+        length = int(part.lengths[number])
+        stored: dict[str, StoredPictures] = {}
+        for name in source.pictures():
+            found = source.stored(episode, name) if name in specs and length else None
+            if found is not None and not found.stats:
+                frames = part.steps_as_stored(number, 0, length, [name])[name]
+                found = StoredPictures(found.encoded, _stats(frames, True), found.info)
+            if found is not None:
+                stored[name] = found
+        columns = part.steps_as_stored(number, 0, length, [name for name in specs if name not in stored])
+        columns |= {name: np.zeros((length, *specs[name].shape), specs[name].dtype) for name in stored}
+        data = {name: values[0] for name, values in part.get_episode_data([number]).items() if values[0] is not None}
+        yield {name: columns[name] for name in specs}, {**data, _PICTURES: stored}
 
 
 def _frame_rate(fps: Fraction | None, where: str) -> int:
@@ -342,7 +401,7 @@ def _features_of(record: Record, fps: int) -> dict[str, Any]:
             kind = "string" if spec.dtype.kind == "U" else spec.dtype.name
         found[spec.name] = {"dtype": kind, "shape": list(spec.shape) or [1], "names": names}
         if kind == "video":
-            found[spec.name]["info"] = {
+            found[spec.name]["info"] = record.notes["info"].get(spec.name) or {
                 "video.height": spec.shape[0],
                 "video.width": spec.shape[1],
                 "video.channels": spec.shape[2],
@@ -457,10 +516,7 @@ def _total_stats(rows: list[dict[str, Any]]) -> dict[str, Any]:
     )
     total = {}
     for name in names:
-        part = {
-            key: np.array([r[f"stats/{name}/{key}"] for r in rows], np.float64)
-            for key in ("min", "max", "mean", "std", "count")
-        }
+        part = {key: np.array([r[f"stats/{name}/{key}"] for r in rows], np.float64) for key in STATS}
         mean, count = part["mean"], part["count"].reshape(-1, *[1] * (part["mean"].ndim - 1))
         weights = count / count.sum()
         middle = (mean * weights).sum(0)

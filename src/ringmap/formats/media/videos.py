@@ -35,7 +35,7 @@ import numpy as np
 
 from ringmap.errors import CorruptError, RingmapError, UnsupportedError
 from ringmap.extras import require
-from ringmap.formats.common.untrusted import LARGEST_PICTURE, kind_at
+from ringmap.formats.common.untrusted import LARGEST_PICTURE, kind_at, open_binary
 from ringmap.formats.media.images import Picture, enlarged, in_threads, misfit, refuse_unheld
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.system import NotAFileError
@@ -47,6 +47,7 @@ __all__ = [
     "Decoders",
     "Encoding",
     "VideoWriter",
+    "copy_frames",
     "decode_runs",
     "encode_video",
     "write_video",
@@ -304,6 +305,37 @@ class Decoder:
         self._frames = None
         raise CorruptError(f"{self.path}: has no frame {number}")
 
+    def packets(self, first: int, count: int) -> bytes | None:
+        """Return a video of `count` frames from number `first` on, its packets as they are: the file's own bytes, if
+        that is all of it. None if they can't be decoded without others, or are not there."""
+        if not first and self._stream.frames == count:
+            with open_binary(self.path) as file:
+                return file.read()
+        import av
+
+        self._frames = None
+        self._container.seek(self._start + int(first * self._ticks), stream=self._stream)
+        chosen: list[Any] = []
+        for packet in self._container.demux(self._stream):
+            if packet.pts is None:
+                break
+            number = round((packet.pts - self._start) / self._ticks)
+            if not chosen and number == first and not packet.is_keyframe:
+                return None
+            if first <= number < first + count:
+                chosen.append(packet)
+            if len(chosen) == count:
+                break
+        if len(chosen) != count or not chosen[0].is_keyframe:
+            return None
+        made, begin = io.BytesIO(), min(packet.pts for packet in chosen)
+        with av.open(made, "w", format="mp4") as container:
+            stream: Any = container.add_stream_from_template(self._stream, opaque=True)
+            for packet in chosen:
+                packet.pts, packet.dts, packet.stream = packet.pts - begin, packet.dts - begin, stream
+                container.mux(packet)
+        return made.getvalue()
+
     def close(self) -> None:
         """Give the file back."""
         self._frames = None
@@ -407,6 +439,19 @@ class Decoders:
     def __del__(self) -> None:
         if self._pid != os.getpid():
             _inherited.append(self._idle)
+
+
+def copy_frames(decoders: Decoders, path: str, first: int, count: int) -> bytes | None:
+    """Return frames of a video as a video, not decoded; see `Decoder.packets`."""
+    decoders.of_process()
+    decoder = decoders.take(path)
+    try:
+        found = decoder.packets(first, count)
+    except BaseException:
+        decoder.close()
+        raise
+    decoders.give_back(decoder)
+    return found
 
 
 def decode_runs(decoders: Decoders, out: Array, episodes: Array, frames: Array, path_of: Callable[[int], str]) -> None:

@@ -1,0 +1,155 @@
+"""Between LeRobot sets pictures and videos are copied as they are stored: no merge loses anything, none decodes."""
+
+import glob
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringmap.data import convert, get_format, load_dataset, merge
+from ringmap.formats.media import images, videos
+from tests.unit.formats.rlds import unpack
+
+av = pytest.importorskip("av", reason="PyAV is not installed")
+pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+
+HERE = Path(__file__).parent
+TOP, LEFT = "observation.images.top", "observation.images.left"
+
+
+def episode(number):
+    rng = np.random.default_rng(number)
+    steps = 20 + number
+    return {
+        TOP: rng.integers(0, 256, (steps, 32, 48, 3), np.uint8),
+        LEFT: rng.integers(0, 256, (steps, 7, 9, 3), np.uint8),
+        "observation.state": rng.normal(size=(steps, 3)).astype(np.float32),
+        "action": rng.normal(size=(steps, 2)),
+        "_episode_data": {"task": f"task {number % 2}"},
+    }
+
+
+def write(path, numbers, fps=10):
+    with get_format("lerobot").open_writer(path, fps=fps, reward_at="same") as writer:
+        writer.write_episodes(map(episode, numbers))
+
+
+def pictures(path):
+    """Return the bytes of each video, and of each picture in the rows, in order."""
+    rows = [pq.read_table(file).column(LEFT).to_pylist() for file in sorted(glob.glob(f"{path}/data/*/*.parquet"))]
+    films = [Path(file).read_bytes() for file in sorted(glob.glob(f"{path}/videos/{TOP}/*/*.mp4"))]
+    return films, [row["bytes"] for table in rows for row in table]
+
+
+def packets(path, name):
+    """Return the bytes of each frame of all videos of a column, by time."""
+    found = []
+    for file in sorted(glob.glob(f"{path}/videos/{name}/*/*.mp4")):
+        with av.open(file) as video:
+            found.append([bytes(p) for p in sorted((p for p in video.demux() if p.size), key=lambda p: p.pts)])
+    return found
+
+
+@pytest.fixture
+def uncoded(monkeypatch):
+    """Let nothing be decoded or encoded, from when it is called on."""
+
+    def fail(*_, **__):
+        raise AssertionError("a picture was decoded or encoded")
+
+    def begin():
+        monkeypatch.setattr(videos.VideoWriter, "__init__", fail)
+        monkeypatch.setattr(videos.Decoder, "read", fail)
+        monkeypatch.setattr(images, "in_threads", fail)
+
+    yield begin
+    monkeypatch.undo()
+
+
+def test_three_merges(tmp_path, uncoded, monkeypatch):
+    write(tmp_path / "a", [0, 1])
+    write(tmp_path / "b", [2])
+    stats = load_dataset(tmp_path / "a", layout="HWC", output="numpy").source.stored(1, TOP).stats
+    before = [pictures(tmp_path / name) for name in "ab"]
+    uncoded()
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "1", dest_format="lerobot", progress=False)
+    merge([tmp_path / "1"], tmp_path / "2", dest_format="lerobot", progress=False)
+    convert(tmp_path / "2", tmp_path / "3", dest_format="lerobot", progress=False)
+    assert pictures(tmp_path / "3") == tuple(a + b for a, b in zip(*before, strict=True))
+    monkeypatch.undo()
+    found = load_dataset(tmp_path / "3", layout="HWC", output="numpy")
+    assert found.fps == 10 and found.lengths.tolist() == [20, 21, 22]
+    assert found.source.stored(1, TOP).stats == stats
+    for number in range(3):
+        got, given = found.load_episode(number), episode(number)
+        assert got["task"].tolist() == [f"task {number % 2}"] * (20 + number)
+        assert np.array_equal(got[LEFT], given[LEFT])
+        assert np.array_equal(got["observation.state"], given["observation.state"])
+        source, at = ("a", number) if number < 2 else ("b", 0)
+        first = load_dataset(tmp_path / source, layout="HWC", output="numpy").load_episode(at)
+        assert np.array_equal(got[TOP], first[TOP])
+
+
+def test_some_episodes_and_fewer_columns(tmp_path, uncoded):
+    write(tmp_path / "a", [0, 1, 2])
+    uncoded()
+    convert(
+        tmp_path / "a",
+        tmp_path / "b",
+        dest_format="lerobot",
+        where="episode != 1",
+        drop=[LEFT],
+        progress=False,
+        columns={TOP: "observation.images.above"},
+    )
+    found = load_dataset(tmp_path / "b")
+    assert found.lengths.tolist() == [20, 22] and LEFT not in found.column_names
+    all_three = packets(tmp_path / "a", TOP)
+    assert packets(tmp_path / "b", "observation.images.above") == [all_three[0], all_three[2]]
+
+
+@pytest.mark.parametrize("release", sorted(path.stem.removeprefix("lerobot-") for path in HERE.glob("lerobot-*.txt")))
+def test_what_a_release_wrote(tmp_path, uncoded, release):
+    """Its episodes share one video: each gets its own packets, and AV1 stays AV1."""
+    unpack((HERE / f"lerobot-{release}.txt").read_text(), tmp_path / "a")
+    uncoded()
+    drop = ["language_persistent", "language_events"] if release.startswith("0.6") else []
+    for source, dest in ("ab", "bc"):
+        convert(
+            tmp_path / source,
+            tmp_path / dest,
+            dest_format="lerobot",
+            drop=drop if source == "a" else [],
+            progress=False,
+        )
+    ((*both,),) = packets(tmp_path / "a", TOP)
+    made = packets(tmp_path / "c", TOP)
+    assert [len(one) for one in made] == load_dataset(tmp_path / "a", keys_to_drop=drop).lengths.tolist()
+    assert list(itertools.chain.from_iterable(made)) == both
+    assert packets(tmp_path / "b", TOP) == made
+    first, last = (load_dataset(tmp_path / name, keys_to_drop=drop, layout="HWC", output="numpy") for name in "ac")
+    assert first.source.pictures() == last.source.pictures()
+
+
+@pytest.mark.parametrize("release", ["0.6.1"])
+def test_copies_are_read_alike(tmp_path, release):
+    unpack((HERE / f"lerobot-{release}.txt").read_text(), tmp_path / "a")
+    drop = ["language_persistent", "language_events"]
+    convert(tmp_path / "a", tmp_path / "b", dest_format="lerobot", drop=drop, progress=False)
+    first, last = (load_dataset(tmp_path / name, keys_to_drop=drop, layout="HWC", output="numpy") for name in "ab")
+    for number in range(len(first.lengths)):
+        old, new = first.load_episode(number), last.load_episode(number)
+        for name in first.source.pictures():
+            assert np.array_equal(old[name], new[name]), name
+
+
+def test_what_asks_for_another_encoding_gets_it(tmp_path):
+    write(tmp_path / "a", [0])
+    with_options = {"crf": 40}, {"videos": False}, {"fps": 20, "drop": ["timestamp"]}
+    for number, options in enumerate(with_options):
+        convert(tmp_path / "a", tmp_path / str(number), dest_format="lerobot", progress=False, **options)
+        assert pictures(tmp_path / str(number))[0] != pictures(tmp_path / "a")[0]
+    dataset = load_dataset(tmp_path / "a", transform=lambda steps: {**steps, TOP: 255 - steps[TOP]})
+    convert(dataset, tmp_path / "turned", dest_format="lerobot", progress=False)
+    assert pictures(tmp_path / "turned")[0] != pictures(tmp_path / "a")[0]
