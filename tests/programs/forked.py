@@ -39,7 +39,7 @@ PRELOADED = [
     "rich.console",
     "ringmap.buffers.replay",
     "ringmap.cli.app",
-    "ringmap.cli.options",
+    "ringmap.cli.arguments",
     "ringmap.formats.catalog.load",
     "ringmap.formats.hdf5",
     "torch",

@@ -177,7 +177,7 @@ class RingBuffer(Buffer, ABC):
             MissingExtraError: Starlette or uvicorn is not installed.
         """
         # By name: the viewer is an upper floor, and is loaded only here (decision 159).
-        return import_module("ringmap.viewer.notebook").show(self, height)
+        return import_module("ringmap.viewer.serve").show(self, height)
 
     @abstractmethod
     def _card(self) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""The command line: `ringmap info DIR` and other commands, one per module.
+"""The command line: `ringmap info DIR` and other commands.
 
-    app       the commands by name, and the form of their errors
-    console   printed text, without anything that a terminal or Rich would obey
-    resolve   what a path holds
+    app         the commands by name, and the form of their errors
+    console     printed text, without anything that a terminal or Rich would obey
+    arguments   what a command is given
 
 Invariants: a command does nothing that Python could not do through ringmap; nothing heavy is imported
 before a command runs; nothing is unpickled.

@@ -35,7 +35,7 @@ from ringmap.errors import (
     UnknownFormatError,
 )
 
-__all__ = ["COMMANDS", "app"]
+__all__ = ["COMMANDS", "HOMES", "app"]
 
 TRACEBACK_VARIABLE = "RINGMAP_TRACEBACK"
 
@@ -56,6 +56,18 @@ COMMANDS = {
     "formats": "List the formats of datasets, and what each can do.",
 }
 """All commands, and the first line of the help of each: `--help` shows it without loading them."""
+
+HOMES = {
+    "dump": "copies",
+    "convert": "copies",
+    "merge": "copies",
+    "snapshot": "copies",
+    "formats": "info",
+    "plot": "pictures",
+    "preview": "pictures",
+    "repair": "check",
+}
+"""The modules of commands that have none of their own name."""
 
 _FIX_THE_CALL = (ExistsError, InputError, MissingExtraError, NotFoundError, UnknownFormatError)
 _ANSWERS_1 = ("check", "repair")
@@ -119,7 +131,7 @@ class Commands(TyperGroup):
 
 def _load(name: str) -> Any:
     alone = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_SETTINGS)
-    alone.command(name)(getattr(import_module(f"ringmap.cli.{name}"), name))
+    alone.command(name)(getattr(import_module(f"ringmap.cli.{HOMES.get(name, name)}"), name))
     return typer.main.get_command(alone)
 
 

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ringmap.cli.console import count, show
-from ringmap.cli.fleet import opened, poll
-from ringmap.cli.options import DropNames, WriterOptions, writer_options
-from ringmap.cli.progress import is_watched
+from ringmap.cli.arguments import DropNames, WriterOptions, writer_options
+from ringmap.cli.console import count, is_watched, show
+from ringmap.cli.watch import opened, total
 
 Spec = Annotated[
     str,
@@ -81,11 +80,10 @@ def collect(
         **writer_options(option, "collect"),
     )
     if episodes:
-        buffer = opened(path)
-        now = poll(buffer)
-        buffer.close()
-        stored = f"{count(now.sum_of('episodes'), 'episode')}, {count(now.sum_of('steps'), 'step')}"
+        with opened(path) as buffer:
+            now = total(path, buffer.shards)
+        stored = f"{count(now['episodes'], 'episode')}, {count(now['steps'], 'step')}"
         show(
             f"{count(episodes, 'seed')} {'is' if episodes == 1 else 'are'} played, each once; "
-            f"{count(len(now.shards), 'ring')} in {path} hold {stored}."
+            f"{count(now['rings'], 'ring')} in {path} hold {stored}."
         )

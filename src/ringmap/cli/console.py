@@ -1,4 +1,4 @@
-"""Print text without control characters or markup, tables, and JSON.
+"""Print text without control characters or markup, tables, JSON, and progress.
 
     name of a file, value of an episode, message of an error -> clean -> output
 
@@ -15,16 +15,19 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "bar",
     "clean",
     "console",
     "count",
+    "is_watched",
     "nbytes",
     "percent",
     "plain",
@@ -34,6 +37,7 @@ __all__ = [
     "show_table",
     "value_text",
 ]
+
 
 _WIDE = 100_000
 """Columns of an output that is not a terminal: nothing is wrapped."""
@@ -170,3 +174,28 @@ def plain(value: Any) -> Any:
     if isinstance(value, Iterable):
         return [plain(part) for part in value]
     return str(value)
+
+
+_AFTER_S = 1.0
+
+
+def is_watched() -> bool:
+    """Return whether a progress bar is visible."""
+    return sys.stderr.isatty()
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Lend a function of `(done, of)` episodes that draws the bar; None if it is not visible."""
+    if not is_watched():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(desc=what, unit="episode", delay=_AFTER_S, leave=False) as drawn:
+
+        def progress(done: int, of: int) -> None:
+            drawn.total = of
+            drawn.update(done - drawn.n)
+
+        yield progress

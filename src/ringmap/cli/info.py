@@ -1,12 +1,12 @@
-"""`ringmap info`: what a buffer or a dataset holds."""
+"""`ringmap info` and `ringmap formats`: what a buffer or a dataset holds, and what each format can do."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from ringmap.buffers.opening import DATASET, EPISODES, FLEET, kind_of
+from ringmap.cli.arguments import AsJson, Place
 from ringmap.cli.console import count, nbytes, percent, show, show_json, show_table
-from ringmap.cli.options import AsJson, Place
 
 if TYPE_CHECKING:
     from ringmap.storage.inspect.describe import Facts, WriterFacts
@@ -64,10 +64,10 @@ def info(path: Place, as_json: AsJson = False) -> None:
 
 
 def _show_rings(path: str, as_json: bool) -> None:
-    from ringmap.cli.fleet import HEADER, NUMBERS, cells, opened, poll, total
+    from ringmap.cli.watch import HEADER, NUMBERS, cells, opened, total
 
     with opened(path) as buffer:
-        facts = total(path, poll(buffer), None)
+        facts = total(path, buffer.shards)
     if as_json:
         show_json(facts)
         return
@@ -186,3 +186,45 @@ def _columns(dataset: Any) -> list[dict[str, Any]]:
             return [{"name": name, "dtype": "?", "shape": []} for name in dataset.column_names]
         schema = Schema.of(as_columns(dict(dataset.load_episode(0)), "info"))
     return [{"name": c.name, "dtype": str(c.dtype), "shape": list(c.shape)} for c in schema.columns]
+
+
+def formats(as_json: AsJson = False) -> None:
+    """List the formats of datasets, and what each can do.
+
+    Lossless: what is written comes back bit for bit, pictures too, without any option.
+    """
+    from ringmap.formats.registry import describe_formats
+
+    found = describe_formats()
+    if as_json:
+        show_json(
+            [
+                {
+                    "name": f.name,
+                    "reads": f.reads,
+                    "writes": f.writes,
+                    "appends": f.appends,
+                    "lossless": f.lossless,
+                    "installed": f.available,
+                    "install": f.install,
+                }
+                for f in found
+            ]
+        )
+        return
+    rows = [
+        (
+            f.name,
+            _word(f.reads),
+            _word(f.writes),
+            _word(f.appends),
+            _word(f.lossless),
+            "yes" if f.available else f'pip install "{f.install}"' if f.install else "no",
+        )
+        for f in found
+    ]
+    show_table(("format", "read", "write", "append", "lossless", "installed"), rows)
+
+
+def _word(answer: bool | None) -> str:
+    return {True: "yes", False: "no", None: "-"}[answer]

@@ -50,8 +50,8 @@ def view(
     Ends on Ctrl-C, with exit code 0.
     """
     require("view", "ringmap view")
-    from ringmap.viewer.find import PROBLEM
     from ringmap.viewer.library import Library
+    from ringmap.viewer.places import PROBLEM
     from ringmap.viewer.serve import Server, tunnel_line
 
     given = paths or ["."]

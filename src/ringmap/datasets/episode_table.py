@@ -24,7 +24,7 @@ from ringmap.clips.where import Condition, Values
 from ringmap.datasets.marks import Mark, Marks
 from ringmap.errors import ArgumentTypeError, ClipIndexError, InputError
 
-__all__ = ["AT_ONCE", "ENDED", "OUTCOMES", "OWN", "EpisodeTable", "choose", "end_of_chunk", "outcomes"]
+__all__ = ["AT_ONCE", "ENDED", "OUTCOMES", "OWN", "EpisodeTable", "choose", "end_of_chunk", "in_order", "outcomes"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -192,6 +192,19 @@ def outcomes(rows: Mapping[str, Array], sizes: Array) -> tuple[Array | None, Arr
             last = rows[name][starts[filled] + sizes[filled] - 1]
             ended[filled[(last != 0) & (last == last)]] = code  # of what is damaged it is NaN
     return returns, ended
+
+
+def in_order(rows: Array, values: Values, descending: bool) -> Array:
+    """Sort rows: numbers before texts; those without a value last; equal ones by age."""
+    numbers, texts = values.numbers[rows], values.texts
+    by_number: Array = rows[np.argsort(-numbers if descending else numbers, kind="stable")]
+    if texts is None:
+        return by_number
+    count = len(rows) - int(np.isnan(numbers).sum())
+    others = by_number[count:].tolist()
+    by_text = sorted((row for row in others if texts[row]), key=lambda row: texts[row], reverse=descending)
+    without = [row for row in others if not texts[row]]
+    return np.concatenate([by_number[:count], np.array([*by_text, *without], np.int64)])
 
 
 def choose(

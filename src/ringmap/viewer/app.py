@@ -6,17 +6,20 @@
     POST /api/mark                         flags and a note of an episode: the only change, unless `read_only`
     GET  /api/events                       server-sent events: what is new
 
-Invariants: a request reads and replies within `limits`; work is done in threads, a few at a time; an error is JSON with
-a sentence; a client that reads slowly gets the newest state when it reads, and keeps nobody waiting.
-Not here: who may ask (access.py), the socket (serve.py).
+Invariants: a request reads and replies within the limits of drawing.py; work is done in threads, a few at a time; an
+error is JSON with a sentence; a client that reads slowly gets the newest state when it reads, and keeps nobody waiting.
+Not here: who may ask, and the socket (serve.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import logging
+import os
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from importlib.resources import files
 from typing import Any
@@ -42,13 +45,13 @@ from ringmap.errors import (
     RingmapError,
     UnknownColumnError,
 )
+from ringmap.formats.base import EPISODE_DATA_KEY
+from ringmap.formats.media.images import sheet, shown, spread
+from ringmap.formats.media.videos import write_video
+from ringmap.formats.registry import get_format
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.system import cores
-from ringmap.viewer.download import download
-from ringmap.viewer.drawing import encoded, kind_of, lines_of, packed
-from ringmap.viewer.fleet import Fleet
-from ringmap.viewer.library import Library
-from ringmap.viewer.limits import (
+from ringmap.viewer.drawing import (
     FRAMES,
     MARK_NBYTES,
     MOST_NBYTES,
@@ -56,12 +59,17 @@ from ringmap.viewer.limits import (
     ROWS,
     GoneError,
     TooLargeError,
+    encoded,
+    kind_of,
+    lines_of,
+    packed,
+    plain,
 )
-from ringmap.viewer.open_dataset import OpenDataset, described
-from ringmap.viewer.table import EpisodeTable
-from ringmap.viewer.values import plain
+from ringmap.viewer.library import Fleet, Library
+from ringmap.viewer.open_dataset import JoinedTable, OpenDataset, described
 
-__all__ = ["Viewer", "make_app"]
+__all__ = ["Viewer", "download", "make_app"]
+
 
 log = logging.getLogger("ringmap")
 
@@ -309,7 +317,7 @@ class Viewer:
     def _opened(self, request: Request) -> OpenDataset:
         return self.library.open(_text(request, "p"))
 
-    def _table(self, request: Request) -> EpisodeTable:
+    def _table(self, request: Request) -> JoinedTable:
         return self.library.shown(_text(request, "p")).table
 
     @staticmethod
@@ -489,3 +497,64 @@ def make_app(viewer: Viewer) -> Starlette:
         Exception: _failed,
     }
     return Starlette(routes=routes, exception_handlers=errors, lifespan=lifespan)
+
+
+_FPS, _STRIP = 15, 12
+
+
+def download(opened: OpenDataset, name: int, kind: str, column: str | None) -> tuple[bytes, str, str]:
+    """Return an episode as a file: its bytes, its media type, its name.
+
+    Args:
+        opened: the place.
+        name: the episode's id.
+        kind: "hdf5", "mp4" or "png".
+        column: of pictures; None: the first.
+
+    Raises:
+        InputError: no such kind, or no pictures.
+        TooLargeError: more than 64 MiB.
+        MissingExtraError: a video, and PyAV is not installed.
+    """
+    source = opened.source
+    number = source.number_of(name)
+    stem = f"episode-{number}"
+    _, lengths = source.spans()
+    length = int(lengths[min(number, len(lengths) - 1)])
+    if kind == "hdf5":
+        _small(length, list(source.columns))
+        steps: dict[str, Any] = dict(source.read(name, 0, length, [c.name for c in source.columns]))
+        data = source.data(name)
+        with tempfile.TemporaryDirectory(prefix="ringmap-view-") as folder:
+            path = os.path.join(folder, "episode.h5")
+            with get_format("hdf5").open_writer(path) as writer:
+                writer.write_episode({**steps, **({EPISODE_DATA_KEY: data} if data else {})})
+            with open(path, "rb") as file:
+                return file.read(), "application/x-hdf5", f"{stem}.h5"
+    spec = _pictures(opened, column)
+    if kind == "png":
+        at = spread(length, _STRIP)
+        _small(len(at), [spec])
+        pictures = [source.read(name, t, t + 1, [spec.name])[spec.name][0] for t in at]
+        return sheet([list(map(shown, pictures))]), "image/png", f"{stem}.png"
+    if kind == "mp4":
+        _small(length, [spec])
+        video = io.BytesIO()
+        write_video(video, _FPS, map(shown, source.read(name, 0, length, [spec.name])[spec.name]))
+        return video.getvalue(), "video/mp4", f"{stem}.mp4"
+    raise InputError(f"as: expected hdf5, mp4 or png, got {kind!r}")
+
+
+def _pictures(opened: OpenDataset, column: str | None) -> ColumnSpec:
+    for spec in opened.source.columns:
+        if kind_of(spec)[0] == "picture" and column in (None, spec.name):
+            return spec
+    raise InputError("there are no pictures" + (f" in a column {column!r}" if column else ""))
+
+
+def _small(length: int, specs: list[ColumnSpec]) -> None:
+    nbytes = length * sum(spec.row_nbytes for spec in specs)
+    if nbytes > MOST_NBYTES:
+        raise TooLargeError(
+            f"an episode of {nbytes:,} bytes; at most {MOST_NBYTES:,} are downloaded: use `ringmap convert`"
+        )

@@ -1,4 +1,5 @@
-"""What a browser draws: pictures encoded, columns thinned, and why something can't be drawn.
+"""What a browser gets: pictures encoded, columns thinned, values as JSON, what one reply may hold, and why something
+can't be drawn.
 
     uint8 (H, W, 1, 3 or 4), (C, H, W), (H, W)   pictures: PNG if small, JPEG if large
     numbers, up to 64 a step                     lines, thinned to the least and the greatest value of each part
@@ -17,11 +18,27 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.errors import ClipIndexError, InputError
 from ringmap.formats.media.images import axes_of, channels_last, encode, shown
 from ringmap.storage.columns.schema import ColumnSpec
-from ringmap.viewer.limits import LINES, MOST_NBYTES, TooLargeError
 
-__all__ = ["encoded", "kind_of", "lines_of", "packed", "thumbnail"]
+__all__ = [
+    "FRAMES",
+    "LINES",
+    "MARK_NBYTES",
+    "MOST_NBYTES",
+    "POINTS",
+    "ROWS",
+    "GoneError",
+    "TooLargeError",
+    "encoded",
+    "kind_of",
+    "lines_of",
+    "packed",
+    "plain",
+    "thumbnail",
+]
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -135,3 +152,62 @@ def lines_of(
     if len(reply) > MOST_NBYTES:
         raise TooLargeError(f"lines of {len(reply):,} bytes; ask for fewer columns or points")
     return reply
+
+
+_MOST_TEXT, _MOST_ITEMS = 400, 32
+_EXACT = 2**53
+"""Greater integers are not exact in a browser."""
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON: a number, a text, a short list; of anything larger its dtype and shape.
+
+    Example:
+        >>> plain(np.arange(3)), plain(np.zeros((4, 50), "f4")), plain(2**60)
+        ([0, 1, 2], 'float32 (4, 50)', '1152921504606846976')
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        if value.size == 1:
+            return plain(value.reshape(-1)[0])
+        if value.size > _MOST_ITEMS or value.dtype.kind == "O":
+            return f"{value.dtype} {value.shape}"
+        return [plain(item) for item in value] if value.ndim else plain(value.item())
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < _EXACT else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes: {value[:16].hex(' ')}"
+    if isinstance(value, list | tuple):
+        if len(value) == 1:
+            return plain(value[0])
+        return [plain(v) for v in value[:_MOST_ITEMS]]
+    if isinstance(value, dict):
+        return {str(k)[:_MOST_TEXT]: plain(v) for k, v in list(value.items())[:_MOST_ITEMS]}
+    return str(value)[:_MOST_TEXT]
+
+
+MOST_NBYTES = 64 << 20
+"""Bytes that a request may read at once, and reply with."""
+MARK_NBYTES = 1 << 16
+"""Bytes of a request that marks an episode."""
+FRAMES = 64
+"""Pictures in a reply."""
+LINES = 64
+"""Values of a step that are drawn as lines of one chart."""
+POINTS = 4000
+"""Steps of a line; a longer one is thinned to its least and its greatest value in each part."""
+ROWS = 500
+"""Rows of the table in a reply."""
+
+
+class GoneError(ClipIndexError):
+    """The episode was evicted."""
+
+
+class TooLargeError(InputError):
+    """What was asked for does not fit into a reply."""

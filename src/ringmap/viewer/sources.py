@@ -7,7 +7,7 @@
 
 Invariants: what `read` returns belongs to the episode that was asked for, or GoneError is raised; files are read by
 system calls, so that one that is cut raises an error and does not end the process.
-Not here: thinning, pictures (drawing.py), the index (index.py).
+Not here: thinning, pictures (drawing.py), the index (open_dataset.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.inspect.describe import Facts, facts_of
 from ringmap.storage.read.reader import Reader
-from ringmap.viewer.limits import GoneError
+from ringmap.viewer.drawing import GoneError
 
 __all__ = ["DatasetSource", "RingSource", "Source", "TransitionSource"]
 

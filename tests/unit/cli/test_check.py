@@ -138,10 +138,10 @@ def test_a_teachers_buffer(cli, tmp_path):
 
 
 def test_progress_is_drawn_for_people_only(cli, replay, monkeypatch):
-    from ringmap.cli import progress
+    from ringmap.cli import console
 
-    monkeypatch.setattr(progress, "is_watched", lambda: True)
-    monkeypatch.setattr(progress, "_AFTER_S", 0)
+    monkeypatch.setattr(console, "is_watched", lambda: True)
+    monkeypatch.setattr(console, "_AFTER_S", 0)
     done = cli("check", replay)
     assert (done.code, done.out) == (0, "replay: sound\n")
     assert "check: " in done.err

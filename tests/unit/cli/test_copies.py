@@ -34,7 +34,7 @@ def test_dump_by_suffix(cli, replay, tmp_path, dest):
 def test_progress_is_drawn_for_people_only(cli, replay, monkeypatch):
     monkeypatch.setattr(sampled, "_BAR_AFTER_S", 0)
     assert cli("dump", replay, "file.h5").err == ""
-    monkeypatch.setattr("ringmap.cli.dump.is_watched", lambda: True)
+    monkeypatch.setattr("ringmap.cli.copies.is_watched", lambda: True)
     assert "dump to hdf5" in cli("dump", replay, "terminal.h5").err
 
 

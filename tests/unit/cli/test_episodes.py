@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.cli.table import kept, rows_of, sorted_by
+from ringmap.cli.episodes import kept, rows_of, sorted_by
 from ringmap.data import ReplayBuffer, convert, load_dataset
 from ringmap.datasets.marks import Marks
 from ringmap.errors import InputError
@@ -131,7 +131,7 @@ def test_order_as_by_hand(values, reverse):
     numbers = sorted((v for v in values if isinstance(v, int | float)), reverse=reverse)
     texts = sorted((v for v in values if isinstance(v, str)), reverse=reverse)
     nones = [v for v in values if v is None]
-    assert found == (texts + numbers if reverse else numbers + texts) + nones
+    assert found == numbers + texts + nones
 
 
 def test_columns_that_are_no_rewards(cli, tmp_path):

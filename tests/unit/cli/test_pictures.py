@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ringmap.cli.plot import _running_mean
+from ringmap.cli.pictures import _running_mean
 from ringmap.data import ReplayBuffer
 from tests.unit.cli.conftest import fill
 

@@ -17,10 +17,9 @@ from ringmap.errors import InputError, NotFoundError
 from ringmap.storage.disk.checksums import decode_signed, encode_signed
 from ringmap.storage.read.reader import Reader
 from ringmap.viewer import library as library_module
-from ringmap.viewer.index import EpisodeIndex, RequestCounter
 from ringmap.viewer.library import Library
+from ringmap.viewer.open_dataset import EpisodeIndex, JoinedTable, Part, RequestCounter
 from ringmap.viewer.sources import RingSource
-from ringmap.viewer.table import EpisodeTable, Part
 from tests.unit.viewer.conftest import add_transitions, episode, fill, fill_transitions
 
 
@@ -107,7 +106,7 @@ def test_rows_of_one_ring_are_neither_copied_nor_reordered(tmp_path):
         index = EpisodeIndex(RingSource(buffer))
         index.start()
         until(lambda: index.done, lambda done: done == 3)
-        one, two = (EpisodeTable([Part("k", "a", index)] * n) for n in (1, 2))
+        one, two = (JoinedTable([Part("k", "a", index)] * n) for n in (1, 2))
         assert one.rows(0, 9, "", "episode", False)["total"] == 3
         assert np.shares_memory(one.values("seed").numbers, index.table.data["seed"].numbers)
         assert two.rows(0, 9, "", "episode", False)["total"] == 6  # control

@@ -10,9 +10,8 @@ import warnings
 import pytest
 
 from ringmap.buffers.opening import EPISODES
-from ringmap.viewer.find import PROBLEM
-from ringmap.viewer.fleet import Fleet
-from ringmap.viewer.library import Library
+from ringmap.viewer.library import Fleet, Library
+from ringmap.viewer.places import PROBLEM
 from tests.disks import ram_folder
 from tests.faults.hostile.child import prepare, state_of
 from tests.faults.hostile.makers import CASES, SECRET

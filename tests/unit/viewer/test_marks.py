@@ -81,7 +81,7 @@ def test_only_our_own_page_may(tmp_path, serve):
 
 
 def test_control_without_the_checks_another_site_may(tmp_path, serve, monkeypatch):
-    from ringmap.viewer.access import Access
+    from ringmap.viewer.serve import Access
 
     monkeypatch.setattr(Access, "_is_ours", lambda *_: True)
     with pytest.raises(AssertionError):

@@ -8,7 +8,7 @@ import pytest
 
 from ringmap.data import ReplayBuffer, ShardedReplayBuffer
 from ringmap.errors import InputError
-from ringmap.viewer.notebook import show
+from ringmap.viewer.serve import show
 from tests.unit.viewer.conftest import Client, episode, fill, fill_transitions
 
 

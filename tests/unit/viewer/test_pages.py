@@ -328,7 +328,7 @@ def test_downloads_on_the_page(tmp_path, serve, visit, monkeypatch):
         assert got.value.suggested_filename == f"episode-0.{suffix}"
         body = Path(got.value.path()).read_bytes()
         assert body[4:8] == b"ftyp" if start is None else body.startswith(start)
-    monkeypatch.setattr("ringmap.viewer.download.MOST_NBYTES", 1000)
+    monkeypatch.setattr("ringmap.viewer.app.MOST_NBYTES", 1000)
     page.get_by_role("link", name="HDF5").click()
     page.get_by_text("use `ringmap convert`").wait_for()  # the page says why there is no file
 

@@ -19,11 +19,10 @@ import pytest
 
 from ringmap.data import ReplayBuffer
 from ringmap.errors import LockedError, NotFoundError, RoleError
-from ringmap.viewer import limits
-from ringmap.viewer.access import Access
-from ringmap.viewer.find import find
+from ringmap.viewer import drawing
 from ringmap.viewer.library import Library
-from ringmap.viewer.serve import Server, listen, tunnel_line
+from ringmap.viewer.places import find
+from ringmap.viewer.serve import Access, Server, listen, tunnel_line
 from tests.unit.viewer.conftest import Client, episode, fill
 
 
@@ -440,7 +439,7 @@ def test_what_one_request_may_take(tmp_path, serve, monkeypatch):
     told = {c["name"]: c for c in client.json("episode", p=key, e=0)["columns"]}
     assert told["map"]["reason"] == "20 x 20 = 400 values a step; at most 64 are drawn as lines"
     assert "400 values" in client.json("columns", p=key, e=0, c="map", status=400)["error"]
-    assert struct.unpack_from("<II", client.api("frames", p=key, e=0, c="pixels", n=10**9))[1] == limits.FRAMES
+    assert struct.unpack_from("<II", client.api("frames", p=key, e=0, c="pixels", n=10**9))[1] == drawing.FRAMES
     assert len(client.json("episodes", p=key, n=10**12)["rows"]) == 1
     for query in (
         {"start": -1},
@@ -452,7 +451,7 @@ def test_what_one_request_may_take(tmp_path, serve, monkeypatch):
         assert client.json("frames", p=key, e=0, c="pixels", status=400, **query)["error"]
     for query in ({"e": 7}, {"e": 2**62}):
         assert client.json("episode", p=key, status=410, **query)["error"]
-    monkeypatch.setattr("ringmap.viewer.download.MOST_NBYTES", 100_000)
+    monkeypatch.setattr("ringmap.viewer.app.MOST_NBYTES", 100_000)
     assert "ringmap convert" in client.json("download", p=key, e=0, **{"as": "hdf5"}, status=413)["error"]
     assert "expected hdf5" in client.json("download", p=key, e=0, **{"as": "exe"}, status=400)["error"]
 
@@ -604,10 +603,10 @@ def test_a_path_with_nothing_readable_says_what_was_found(tmp_path, serve):
 def test_a_search_that_is_cut_says_so(tmp_path, monkeypatch):
     for number in range(6):
         fill(tmp_path / f"ring{number}", 1).close()
-    monkeypatch.setattr("ringmap.viewer.find._MOST_ENTRIES", 4)
+    monkeypatch.setattr("ringmap.viewer.places._MOST_ENTRIES", 4)
     *found, cut = find([tmp_path])
     assert len(found) >= 3 and "only the first 4 entries" in cut.problem
-    monkeypatch.setattr("ringmap.viewer.find._MOST_ENTRIES", 7)
+    monkeypatch.setattr("ringmap.viewer.places._MOST_ENTRIES", 7)
     assert [place.problem for place in find([tmp_path])] == [None] * 7  # the fleet, its rings
 
 
@@ -638,7 +637,7 @@ def test_nothing_there(tmp_path):
 
 def waited(give_way):
     """Return whether an index that is about to go on waits for a request."""
-    from ringmap.viewer.index import RequestCounter
+    from ringmap.viewer.open_dataset import RequestCounter
 
     requests, order = RequestCounter(), []
 
@@ -656,7 +655,7 @@ def waited(give_way):
 
 
 def test_the_index_gives_way_to_requests():
-    from ringmap.viewer.index import RequestCounter
+    from ringmap.viewer.open_dataset import RequestCounter
 
     assert waited(RequestCounter.give_way) == ["request", "index"]
     assert waited(lambda requests: None) == ["index", "request"]  # control

@@ -30,6 +30,7 @@ from ringmap.storage.records.manifest import read_manifest
 
 __all__ = ["FLEET", "PROBLEM", "Place", "find"]
 
+
 PROBLEM = "problem"
 
 _DEEPEST, _SUFFIX = 5, 12
