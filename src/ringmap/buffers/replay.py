@@ -35,7 +35,7 @@ from ringmap.buffers.options import (
     settings_of,
     spare_of,
 )
-from ringmap.buffers.sampled import Sampled, bar
+from ringmap.buffers.sampled import Sampled
 from ringmap.buffers.updates import updated
 from ringmap.clips.facts import REWARDS, Facts, check_fps, name_among
 from ringmap.clips.facts import TERMINATED as TERMINATED_NAMES
@@ -45,6 +45,7 @@ from ringmap.datasets.image_axes import stored_layout
 from ringmap.datasets.stored_episodes import episodes_of
 from ringmap.errors import ClosedError, InputError, RingmapError
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
+from ringmap.formats.catalog.convert import bar
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.columns.schema import Schema, as_columns
 from ringmap.storage.columns.values import flattened
@@ -618,10 +619,9 @@ class ReplayBuffer(Sampled):
                 it has another rate (`fps`). Nothing was stored.
         """
         self._expect_those_of(dataset, "ReplayBuffer.extend_from")
-        if (ring := episode_ring_of(dataset)) is not None:
-            each = ring.engine.episodes.each(with_origins=True)
-        else:
-            each = ({**steps, EPISODE_DATA_KEY: data} for steps, data in episodes_of(dataset, True))
+        ring = episode_ring_of(dataset)
+        found = episodes_of(dataset if ring is None else ring, True)
+        each = ({**steps, EPISODE_DATA_KEY: data} for steps, data in found)
         self.write_episodes(bar(each, len(dataset.lengths), "extend_from"))
 
     def update(self, ids: Any, values: Mapping[str, Any]) -> int:

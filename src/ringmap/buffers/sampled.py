@@ -16,7 +16,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -42,12 +42,10 @@ from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.samplers.uniform import uniform
 from ringmap.clips.window import Wanted, WindowSpec, check_anchors, warn_unreached
 from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
-from ringmap.datasets.stored_episodes import outlines_of
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.fleet.pace import Pace
 from ringmap.formats.base import EPISODE_DATA_KEY
-from ringmap.formats.common.fill import fill
-from ringmap.formats.common.refusals import Drop
+from ringmap.formats.catalog.convert import copy_episodes
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.values import nested
@@ -55,12 +53,10 @@ from ringmap.storage.disk.system import memory_left
 from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.ring.ring import ClipId
 
-__all__ = ["DefaultSampler", "Sampled", "bar"]
+__all__ = ["DefaultSampler", "Sampled"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
-
-_BAR_AFTER_S = 2.0
 
 
 class Sampled(RingBuffer, PassBuffer, Dataset):
@@ -414,40 +410,32 @@ class Sampled(RingBuffer, PassBuffer, Dataset):
         """
         self.engine.episodes_only("dump")
         where = f"{type(self).__name__}.dump"
-        chosen = resolve_format(path, format, mode=mode, where=where)
-        facts = Facts(fps=check_fps(where, fps)).over(Facts.of(self))
-        left_out = Drop(drop, where)
-        left_out.check(self.column_names, lambda: self.episode_column_names)
+        chosen, options = resolve_format(path, format, mode=mode, where=where), {**writer_options, "mode": mode}
+        told = Facts(fps=check_fps(where, fps))
+        copy_episodes([(repr(self), self)], path, chosen, progress, where, options, told, drop)
+
+    def each_episode(self, with_data: bool, is_live: bool = False) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield the columns and the data of every episode, verified; see `Dataset.each_episode`, and `dump` of one that
+        does not fit into memory."""
+        self.engine.episodes_only("episodes")
         schema = self.engine.schema
         row_nbytes = sum(spec.row_nbytes for spec in schema.columns) if schema is not None else 0
         most = max(2.0, memory_left() / 2 / max(1, row_nbytes))
 
         def tell(before: int, number: int, length: int) -> None:
             warnings.warn(
-                f"{where}: episode {before + number} of {length} steps ({length * row_nbytes >> 20} MiB) does not fit "
-                f"into memory twice: it is written as several episodes of up to {int(most / 2)} steps, with "
-                f"{FIRST_STEP!r} in their data",
-                stacklevel=3,
+                f"{type(self).__name__}: episode {before + number} of {length} steps ({length * row_nbytes >> 20} MiB) "
+                f"does not fit into memory twice: it is copied as several episodes of up to {int(most / 2)} steps, "
+                f"with {FIRST_STEP!r} in their data",
+                stacklevel=2,
             )
 
         rings = self.engine.rings_to_read()
         firsts = accumulate((ring.num_episodes for ring in rings), initial=0)
-        episodes: Iterable[Any] = chain.from_iterable(
-            ring.episodes.each(most, partial(tell, first), chosen.supports_episode_data)
-            for ring, first in zip(rings, list(firsts), strict=False)
-        )
-        if progress:
-            episodes = bar(episodes, self.num_episodes, f"dump to {chosen.name}")
-        fill(
-            chosen,
-            path,
-            episodes,
-            where,
-            facts=facts,
-            drop=left_out,
-            ahead=partial(outlines_of, self),
-            options={**writer_options, "mode": mode},
-        )
+        for ring, first in zip(rings, list(firsts), strict=False):
+            for episode in ring.episodes.each(most, partial(tell, first), with_data):
+                data = episode.pop(EPISODE_DATA_KEY, {})
+                yield episode, data if with_data else {}
 
     # -- passes, views, batches --------------------------------------------------------------
 
@@ -784,11 +772,3 @@ class DefaultSampler:
 
     def _ids(self, step: int, buffer: Sampled, batch_size: int, history_len: int) -> Array:
         return uniform(self._buffer.engine.rng, buffer, batch_size, history_len)
-
-
-def bar(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:
-    """Show a progress bar if the work takes a while."""
-    from tqdm import tqdm
-
-    bar: Iterable[Any] = tqdm(items, total=total, desc=what, delay=_BAR_AFTER_S, unit="ep")
-    return bar

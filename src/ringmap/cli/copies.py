@@ -53,21 +53,37 @@ def convert(
     Episode data comes along. What the format can't hold is named, and has to be dropped.
     """
     from ringmap.clips.where import Condition
+
+    wanted = Condition.all_of(where or (), "convert: where").text
+    _convert("convert", source, dest, format, mode, option, wanted, marks, drop)
+
+
+def _convert(
+    caller: str,
+    source: str,
+    dest: str,
+    format: str | None,
+    mode: str,
+    option: list[str] | None,
+    where: str,
+    marks: str | None,
+    drop: list[str] | None,
+) -> None:
     from ringmap.formats.catalog.convert import convert as convert_dataset
 
-    chosen = format_for(dest, format, mode, "convert")
-    dataset = episodes_at(source, "convert")
-    convert_dataset(
-        dataset,
-        dest,
-        dest_format=chosen,
-        progress=is_watched(),
-        mode=mode,
-        where=Condition.all_of(where or (), "convert: where").text,
-        marks=marks,
-        drop=drop or (),
-        **writer_options(option, "convert"),
-    )
+    chosen, options = format_for(dest, format, mode, caller), writer_options(option, caller)
+    with contextlib.closing(episodes_at(source, caller)) as dataset:
+        convert_dataset(
+            dataset,
+            dest,
+            dest_format=chosen,
+            progress=is_watched(),
+            mode=mode,
+            where=where,
+            marks=marks,
+            drop=drop or (),
+            **options,
+        )
     say_written(dest, chosen)
 
 
@@ -84,16 +100,8 @@ def dump(
     Each is verified by its checksum; a writer may be at work. Of a directory of rings it is those of all, ring by ring;
     transitions, and rows of a mix, are cut into episodes. `ringmap convert` does the same for datasets.
     """
-    options, kind = writer_options(option, "dump"), kind_of(path, "dump", (EPISODES, TRANSITIONS, ROWS, FLEET))
-    if kind != FLEET:
-        options["progress"] = is_watched()
-    chosen = format_for(dest, format, mode, "dump")
-    if kind in (TRANSITIONS, ROWS):
-        convert(path, dest, chosen, mode, option, drop=drop)
-        return
-    with contextlib.closing(episodes_at(path, "dump")) as buffer:
-        buffer.dump(dest, chosen, mode=mode, drop=drop or (), **options)
-    say_written(dest, chosen)
+    kind_of(path, "dump", (EPISODES, TRANSITIONS, ROWS, FLEET))
+    _convert("dump", path, dest, format, mode, option, "", None, drop)
 
 
 Sources = Annotated[

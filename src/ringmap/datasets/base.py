@@ -49,7 +49,7 @@ from ringmap.errors import (
 from ringmap.storage.columns.copying import aligned
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.columns.values import nested
-from ringmap.storage.read.episodes import FIRST_STEP
+from ringmap.storage.read.episodes import FIRST_STEP, ORIGIN_KEY, origin_of
 from ringmap.storage.read.handle import Handle
 from ringmap.storage.ring.live import LiveEpisodes
 from ringmap.storage.ring.ring import ClipId
@@ -292,6 +292,31 @@ class Dataset(LoaderDataset):
         """
         self._episode_numbers(idx)
         return {}
+
+    def each_episode(self, with_data: bool, is_live: bool = False) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield `(columns, values constant within the episode)` of each episode, as they are stored; the latter only
+        on request, and with its origin.
+
+        Of a dataset that grows these are the episodes that it holds when this begins; one that is evicted meanwhile is
+        left out. So it is of a view that was made for this (`is_live`).
+
+        Raises:
+            ClipIndexError: an episode of another view was evicted.
+        """
+        pinned = self.pinned()
+        is_live = is_live or pinned is not self
+        lineages, ordinals = pinned.origins()
+        for number in range(len(pinned.lengths)):
+            try:
+                episode, data = dict(stored_layout(pinned.load_episode(number))), {}
+                if with_data:
+                    data = pinned.episode_data(number)
+                    data[ORIGIN_KEY] = origin_of(lineages[number].tobytes(), int(ordinals[number]))
+            except ClipIndexError:
+                if not is_live:
+                    raise
+                continue  # evicted since
+            yield episode, data
 
     def first_steps(self) -> Array:
         """Return how many steps of each episode were evicted before it was copied, int64 `(n,)`: `first_step` in its

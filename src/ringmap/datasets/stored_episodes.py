@@ -16,7 +16,6 @@ from ringmap.datasets.base import as_dataset
 from ringmap.datasets.image_axes import stored_layout
 from ringmap.errors import ClipIndexError
 from ringmap.storage.columns.schema import Schema, as_columns
-from ringmap.storage.read.episodes import ORIGIN_KEY, origin_of
 
 __all__ = ["EpisodeStream", "count_of", "episodes_of", "outlines_of", "schema_of"]
 
@@ -62,34 +61,10 @@ def count_of(dataset: Any) -> int:
 def episodes_of(
     dataset: Any, with_data: bool, is_live: bool = False
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield `(columns, values constant within the episode)` of each episode; the latter only on request, and with its
-    origin.
-
-    A buffer's are those that it holds when this begins; what is evicted meanwhile is left out. So it is of a view that
-    was made for this (`is_live`).
-
-    Raises:
-        ClipIndexError: an episode of another view was evicted.
-    """
+    """Yield `(columns, values constant within the episode)` of each episode; see `Dataset.each_episode`."""
     if isinstance(dataset, EpisodeStream):
-        yield from ((columns, data if with_data else {}) for columns, data in dataset)
-        return
-    asked = as_dataset(dataset, "episodes_of: the dataset")
-    dataset = asked.pinned()
-    is_live = is_live or dataset is not asked
-    lineages, ordinals = dataset.origins()
-    for number in range(len(dataset.lengths)):
-        try:
-            episode, data = dict(stored_layout(dataset.load_episode(number))), {}
-            if with_data:
-                found = dataset.get_episode_data([number])
-                data = {name: values[0] for name, values in found.items() if values[0] is not None}
-                data[ORIGIN_KEY] = origin_of(lineages[number].tobytes(), int(ordinals[number]))
-        except ClipIndexError:
-            if not is_live:
-                raise
-            continue  # evicted since
-        yield episode, data
+        return ((columns, data if with_data else {}) for columns, data in dataset)
+    return as_dataset(dataset, "episodes_of: the dataset").each_episode(with_data, is_live)
 
 
 def outlines_of(

@@ -30,7 +30,7 @@ from ringmap.clips.samplers.episodes import EpisodeSampler
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.clips.sequences import Index, Sequences, TimeToEnd
 from ringmap.clips.window import Window
-from ringmap.data import ShardedReplayBuffer, load_dataset
+from ringmap.data import ShardedReplayBuffer, convert, load_dataset
 from ringmap.errors import ClipIndexError, CorruptError, InputError, NoClipsError, RoleError
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.checksums import framed
@@ -395,7 +395,8 @@ def test_a_dump_holds_one_episode(tmp_path):
         assert dataset.get_episode_data(1)["seed"] == [5]
 
 
-def test_a_chain_that_does_not_fit_into_memory_twice_is_dumped_in_pieces(tmp_path, monkeypatch):
+@pytest.mark.parametrize("copy", [ReplayBuffer.dump, convert])
+def test_a_chain_that_does_not_fit_into_memory_twice_is_copied_in_pieces(tmp_path, monkeypatch, copy):
     buf = ReplayBuffer(max_steps=100, spare_rows=20)
     buf.write_episode({"x": np.arange(3.0) - 10, "_episode_data": {"seed": 1}})
     with buf.begin_episode(commit_every=7, episode_data={"seed": 2}) as episode:
@@ -406,7 +407,7 @@ def test_a_chain_that_does_not_fit_into_memory_twice_is_dumped_in_pieces(tmp_pat
         UserWarning,
         match=r"episode 1 of 60 steps \(0 MiB\) .* episodes of up to 20 steps, with 'first_step'",
     ):
-        buf.dump(tmp_path / "out.h5", progress=False)
+        copy(buf, tmp_path / "out.h5", progress=False)
     out = load_dataset(tmp_path / "out.h5")
     assert out.lengths.tolist() == [3, 14, 14, 14, 18]
     assert out.get_episode_data()["seed"] == [1, 2, 2, 2, 2]
@@ -414,7 +415,7 @@ def test_a_chain_that_does_not_fit_into_memory_twice_is_dumped_in_pieces(tmp_pat
     found = np.concatenate([out.load_episode(i)["x"] for i in range(1, 5)])
     assert found.tolist() == list(range(60))
     monkeypatch.setattr(sampled, "memory_left", lambda: 2 * 8 * 60.0)
-    buf.dump(tmp_path / "whole.h5", progress=False)
+    copy(buf, tmp_path / "whole.h5", progress=False)
     assert load_dataset(tmp_path / "whole.h5").lengths.tolist() == [3, 60]
 
 

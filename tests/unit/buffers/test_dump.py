@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
-from ringmap.buffers import sampled
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.data import FORMATS, Format, load_dataset, register_format
 from ringmap.errors import InputError
@@ -133,7 +132,7 @@ def test_a_progress_bar_on_long_work_only(buffer, recorder, tmp_path, monkeypatc
     buf = fill(buffer)
     buf.dump(tmp_path / "out", "recorder")
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sampled, "_BAR_AFTER_S", 0)
+    monkeypatch.setattr("ringmap.formats.catalog.convert._BAR_AFTER_S", 0)
     buf.dump(tmp_path / "out", "recorder")
     assert "dump to recorder" in capsys.readouterr().err
 

@@ -6,7 +6,6 @@ import h5py
 import numpy as np
 import pytest
 
-from ringmap.buffers import sampled
 from ringmap.data import ReplayBuffer, load_dataset
 from ringmap.formats.registry import FORMATS, describe_formats
 from tests.unit.cli.conftest import fill
@@ -32,10 +31,10 @@ def test_dump_by_suffix(cli, replay, tmp_path, dest):
 
 
 def test_progress_is_drawn_for_people_only(cli, replay, monkeypatch):
-    monkeypatch.setattr(sampled, "_BAR_AFTER_S", 0)
+    monkeypatch.setattr("ringmap.formats.catalog.convert._BAR_AFTER_S", 0)
     assert cli("dump", replay, "file.h5").err == ""
     monkeypatch.setattr("ringmap.cli.copies.is_watched", lambda: True)
-    assert "dump to hdf5" in cli("dump", replay, "terminal.h5").err
+    assert "convert to hdf5" in cli("dump", replay, "terminal.h5").err
 
 
 def load_format(dest):

@@ -26,7 +26,9 @@ from ringmap.formats.common.refusals import Drop
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import ColumnSpec
 
-__all__ = ["convert", "merge"]
+__all__ = ["bar", "convert", "copy_episodes", "merge"]
+
+_BAR_AFTER_S = 2.0
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -110,7 +112,7 @@ def convert(
         is_live = whole.pinned() is not whole
     options = {**writer_options, "mode": mode}
     told = Facts.named("convert", reward_at, fps)
-    _copy([(name, part)], dest, chosen, progress, "convert", options, told, drop, is_live)
+    copy_episodes([(name, part)], dest, chosen, progress, "convert", options, told, drop, is_live)
 
 
 def merge(
@@ -156,10 +158,10 @@ def merge(
     drop = Drop(drop, "merge").names
     parts = [_opened(source, None, "merge", drop) for source in sources]
     told = Facts.named("merge", reward_at, fps)
-    _copy(parts, dest, chosen, progress, "merge", {**writer_options, "mode": mode}, told, drop)
+    copy_episodes(parts, dest, chosen, progress, "merge", {**writer_options, "mode": mode}, told, drop)
 
 
-def _copy(
+def copy_episodes(
     parts: list[tuple[str, Any]],
     dest: str | os.PathLike[str],
     chosen: type[Format],
@@ -170,6 +172,7 @@ def _copy(
     drop: str | Iterable[str],
     is_live: bool = False,
 ) -> None:
+    """Write the episodes of `parts`, each with its name in messages; see `convert` and `merge`."""
     left_out = Drop(drop, where)
     for name, part in parts:
         path = getattr(part, "path", None)
@@ -183,15 +186,21 @@ def _copy(
     copier = chosen.copier([part for _, part in parts], facts.fps, options)
     episodes: Iterable[Any] = _with_data(parts, chosen.supports_episode_data, widths, is_live, copier)
     if progress:
-        from tqdm import tqdm
-
-        episodes = tqdm(episodes, desc=f"{where} to {chosen.name}", total=total, unit="episode")
+        episodes = bar(episodes, total, f"{where} to {chosen.name}")
 
     def ahead(looks_at: Callable[[str, Any], bool], with_data: bool) -> Iterator[Any]:
         for _, part in parts:
             yield from outlines_of(part, looks_at, with_data)
 
     fill(chosen, dest, episodes, where, facts=facts, drop=left_out, ahead=ahead, options=options)
+
+
+def bar(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:
+    """Show a progress bar if the work takes a while."""
+    from tqdm import tqdm
+
+    shown: Iterable[Any] = tqdm(items, total=total, desc=what, delay=_BAR_AFTER_S, unit="episode")
+    return shown
 
 
 def _reward_at(parts: list[tuple[str, Any]], where: str) -> str | None:
