@@ -3,8 +3,8 @@
     python -m tools.api_counts              a table of all faces
     python -m tools.api_counts --names      each class with its own, and each function
 
-A name of several faces counts once. A method or property counts once, in the class that defines it; `**options` that are
-typed count as all that they accept. Not here: what is private, and what a class has from Python or another library.
+A name of several faces counts once. A method or property counts once, in the class that defines it; `**options` that
+are typed count as all that they accept. Not here: what is private, and what a class has from Python or another library.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def members(cls: type) -> Iterator[tuple[type, str, Any]]:
         if base.__module__.partition(".")[0] != "ringmap":
             continue
         for name, member in vars(base).items():
-            if not name.startswith("_") and (callable(member) or isinstance(member, (property, classmethod, staticmethod))):
+            if not name.startswith("_") and (
+                callable(member) or isinstance(member, (property, classmethod, staticmethod))
+            ):
                 yield base, name, member
 
 

@@ -297,7 +297,9 @@ class PassSampler:
             _whole(where, "count", state["count"]),
             _whole(where, "place", state["place"]),
         )
-        moment = state["moment"]
+        shuffle, moment = state["shuffle"], state["moment"]
+        if not isinstance(shuffle, bool):
+            raise InputError(f"{where}: shuffle must be True or False, got {shuffle!r}")
         view = None if moment is None else self._source.view_at(moment)
         if (0 if view is None else len(view)) != count or place > count:
             raise InputError(
@@ -305,7 +307,7 @@ class PassSampler:
                 f"{0 if view is None else len(view)} items here: "
                 "make the view with the same window, columns and anchors"
             )
-        self.shuffle, self.seed = bool(state["shuffle"]), seed
+        self.shuffle, self.seed = shuffle, seed
         if view is None or place == count:  # the pass had ended, or none has begun
             self._pass, self._view = number + (view is not None), None
             self._count = self._begin = self._taken = 0

@@ -444,7 +444,7 @@ class RolloutBuffer(Unindexed):
         where = f"{type(self).__name__}.load_state_dict"
         check_whole(where, state, ("tensors", "step", "num_steps", "computed", "rng"))
         tensors, step = state["tensors"], count(where, "step", state["step"])
-        if state["num_steps"] != self.num_steps:
+        if count(where, "num_steps", state["num_steps"]) != self.num_steps:
             raise InputError(f"{where}: expected num_steps={self.num_steps}, got num_steps={state['num_steps']}")
         if not isinstance(tensors, Mapping) or step > self.num_steps:
             raise InputError(
@@ -459,7 +459,9 @@ class RolloutBuffer(Unindexed):
                 f"{where}: rng is no state of a torch.Generator ({error}); give what state_dict returned. Nothing was "
                 "changed"
             ) from None
-        computed = bool(state["computed"])
+        computed = state["computed"]
+        if not isinstance(computed, bool):
+            raise InputError(f"{where}: computed must be True or False, got {computed!r}")
         self._tensors.take_over(tensors, step, where)
         self._step, self._computed = step, computed
         self._generator = generator

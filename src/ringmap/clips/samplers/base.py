@@ -338,7 +338,7 @@ def seed_key(seed: Seed) -> int:
 def check_state(sampler: Any, state: Mapping[str, Any]) -> None:
     """Raise InputError unless the state belongs to a sampler of this kind."""
     kind = state.get("kind") if isinstance(state, Mapping) else state
-    if kind != type(sampler).__name__:
+    if not isinstance(kind, str) or kind != type(sampler).__name__:
         raise InputError(
             f"{type(sampler).__name__}.load_state_dict: the state is that of {kind!r}; load it into such a sampler"
         )
