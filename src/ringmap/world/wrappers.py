@@ -37,7 +37,8 @@ class MegaWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Checks each observation, and puts everything into the info; renders, and resizes pictures.
 
     The info gets the `observation` (a dict's keys by name), `action`, `reward`, `terminated`, `truncated`, `step_idx`,
-    and `id`, a random int64 per episode from the environment's own generator. With `image_shape` it gets `pixels`, what
+    and `id`, a random int64 per episode, which the seeds of the resets decide. The environment's generator is left
+    alone, so that an episode is the same as without this wrapper. With `image_shape` it gets `pixels`, what
     `render()` returns, uint8 (H, W, 3), resized (a dict of pictures as `pixels.<key>`; with a transform, the one before
     it as `_pixels`), and the picture `goal` is resized, too.
 
@@ -87,15 +88,16 @@ class MegaWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._ours = OWN_NAMES.union(self._blank)
         self._names: dict[Any, Any] = {}
         """Info, under its own name, to the name that it is put under."""
+        self._ids = np.random.default_rng()
 
     def reset(self, **options: Any) -> tuple[Any, Info]:
         """Reset, and fill the info."""
         observation, info = self.env.reset(**options)
         misfit(observation, self.env.observation_space, "observation")
         self._step = 0
-        # Drawn for real, not from a copy of the generator: where a reset draws nothing, a copy
-        # would give each episode the same id.
-        self._id = np.int64(self.env.unwrapped.np_random.integers(0, np.iinfo(np.int64).max))
+        if options.get("seed") is not None:
+            self._ids = np.random.default_rng(options["seed"])
+        self._id = np.int64(self._ids.integers(0, np.iinfo(np.int64).max))
         return observation, self._filled(observation, info, self._blank, np.float32(np.nan), False, False)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:

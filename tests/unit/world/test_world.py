@@ -13,7 +13,7 @@ from ringmap.data import ReplayBuffer, get_format, list_formats, load_dataset
 from ringmap.policy import ExpertPolicy, FeedForwardPolicy, FunctionPolicy, RandomPolicy
 from ringmap.world.envs.two_room import TwoRoom
 from ringmap.world.wrappers import MegaWrapper
-from tests.unit.world.envs import Faulty
+from tests.unit.world.envs import Faulty, Proof
 
 SHAPE = (24, 32)
 
@@ -314,3 +314,28 @@ def test_a_context_and_lazy_names(make):
     for module in (swm.policy, swm.world):
         with pytest.raises(AttributeError, match="no attribute 'nothing'"):
             module.nothing  # noqa: B018
+
+
+def drawn_by(env, seeds):
+    """Return what an environment draws of its own generator, and the ids of its episodes."""
+    drawn, ids = [], []
+    for seed in seeds:
+        _, info = env.reset(seed=seed)
+        ids.append(info.get("id"))
+        ended = False
+        while not ended:
+            drawn.append(info["drawn"])
+            _, _, terminated, truncated, info = env.step(env.action_space.sample())
+            ended = terminated or truncated
+    return drawn, ids
+
+
+def test_episodes_are_those_of_the_environment_alone():
+    """Its generator is left alone, and each episode has an id that the seeds decide."""
+    seeds = [3, None, None, 3, 4]
+    plain, _ = drawn_by(Proof(), seeds)
+    drawn, ids = drawn_by(MegaWrapper(Proof()), seeds)
+    assert drawn == plain
+    assert ids[0] == ids[3]
+    assert len(set(ids)) == 4
+    assert drawn_by(MegaWrapper(Proof()), seeds)[1] == ids
