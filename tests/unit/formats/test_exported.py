@@ -17,6 +17,7 @@ from ringmap.errors import (
     InputError,
     LockedError,
     NewerVersionError,
+    RoleError,
     UnreleasedVersionError,
 )
 from ringmap.formats.common.writer import EpisodeWriter
@@ -223,7 +224,7 @@ def test_a_log_of_a_newer_release(tmp_path, monkeypatch, name):
             use(path)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "hdf5"])
 def test_a_reader_beside_a_writer(tmp_path, monkeypatch, name):
     """It sees all that was written when it was opened, and keeps seeing it while the log goes over."""
     path = tmp_path / f"made.{name}"
@@ -231,14 +232,23 @@ def test_a_reader_beside_a_writer(tmp_path, monkeypatch, name):
     with get_format(name).open_writer(path) as writer:
         datasets = []
         for number in range(4):
-            writer.write_episode(make_episode(number, 3))
+            writer.write_episode(make_episode(number, 3) | {"text": ["é" * number] * 3})
             datasets.append(load_dataset(path))
-        with pytest.raises(LockedError):
-            convert_to(path, name, [])
+            check_each(datasets)
+        for mode in ("append", "overwrite"):
+            with pytest.raises(LockedError), get_format(name).open_writer(path, mode=mode):
+                pass
+        with pytest.raises(RoleError, match="already open"):
+            writer.__enter__()
+    check_each(datasets)
+
+
+def check_each(datasets):
     for number, dataset in enumerate(datasets, 1):
         assert dataset.lengths.tolist() == [3] * number
         wheres = dataset.get_col_data("where")
         assert wheres.tolist() == [[e, t] for e in range(number) for t in range(3)]
+        assert dataset.load_episode(number - 1)["text"].tolist() == ["é" * (number - 1)] * 3
 
 
 def test_a_deleted_dataset_stays_deleted(tmp_path):

@@ -249,17 +249,6 @@ def test_a_lance_dataset_of_stable_worldmodel(tmp_path):
     assert load_dataset(tmp_path / "ours.lance").lengths.tolist() == [3, 2, 3, 2]
 
 
-def test_an_hdf5_file_of_stable_worldmodel(tmp_path):
-    episodes = make_episodes((3, 2))
-    with h5py.File(tmp_path / "theirs.h5", "w") as file:
-        for name in episodes[0]:
-            rows = np.concatenate([e[name] for e in episodes])
-            file.create_dataset(name, data=rows, maxshape=(None, *rows.shape[1:]), chunks=(1, *rows.shape[1:]))
-        file["ep_len"], file["ep_offset"] = np.array([3, 2], np.int32), np.array([0, 3])
-    dataset = load_dataset(tmp_path / "theirs.h5", layout="HWC")
-    assert all(np.array_equal(dataset.load_episode(1)[n], episodes[1][n]) for n in episodes[1])
-
-
 def test_a_zarr_group_of_diffusion_policy(tmp_path):
     import zarr
 
@@ -287,10 +276,7 @@ def make_groups(kind, path, more=()):
         with h5py.File(path, "w") as file:
             for name, values in arrays.items():
                 file.create_dataset(name, data=values, maxshape=(None, *values.shape[1:]))
-            for name, values in (
-                ("ep_len", np.array([3, 2], np.int32)),
-                ("ep_offset", np.array([0, 3])),
-            ):
+            for name, values in (("ep_len", np.array([3, 2], np.int32)), ("ep_offset", np.array([0, 3]))):
                 file.create_dataset(name, data=values, maxshape=(None,))
         return arrays
     import zarr
@@ -344,10 +330,7 @@ def test_a_table_or_file_that_is_not_read_is_named(tmp_path, kind):
         ):
             np.savez(path / f"{name}.npz", values)
         np.savez(path / "pose.npz", np.array([{"x": 1.0}] * 5))
-    with pytest.raises(
-        UnsupportedError,
-        match=r"column 'pose' is .*; read the others with keys_to_load=\['action'\]",
-    ):
+    with pytest.raises(UnsupportedError, match=r"column 'pose' is .*; read the others with keys_to_load=\['action'\]"):
         load_dataset(path)
     assert np.array_equal(load_dataset(path, keys_to_load=["action"]).get_col_data("action"), action)
     if kind == "folder":
@@ -364,8 +347,7 @@ def test_a_column_that_is_not_read_is_named(tmp_path, kind):
     strange = np.zeros(5, [("a", "i4"), ("b", "i4")])
     make_groups(kind, path, [("obs/pair", strange)])
     with pytest.raises(
-        UnsupportedError,
-        match=r"column 'obs/pair' is .*; read the others with keys_to_load=\['action'",
+        UnsupportedError, match=r"column 'obs/pair' is .*; read the others with keys_to_load=\['action'"
     ):
         load_dataset(path)
     with pytest.raises(UnsupportedError, match="'obs/pair'"):
@@ -374,10 +356,7 @@ def test_a_column_that_is_not_read_is_named(tmp_path, kind):
         with pytest.raises(UnsupportedError, match=r"copy them with drop=\['obs/pair'\]"):
             convert(path, tmp_path / "copy.h5", drop=drop, progress=False)
     convert(path, tmp_path / "copy.h5", drop=["obs/pair", "action"], progress=False)
-    assert sorted(load_dataset(tmp_path / "copy.h5").column_names) == [
-        "obs/arm/angle",
-        "obs/camera",
-    ]
+    assert sorted(load_dataset(tmp_path / "copy.h5").column_names) == ["obs/arm/angle", "obs/camera"]
     with pytest.raises(InputError, match="there is no such column"):
         convert(path, tmp_path / "other.h5", drop=["obs/pair", "nope"], progress=False)
     dataset = load_dataset(path, keys_to_load=["action", "obs/arm/angle"])
@@ -394,10 +373,7 @@ def lance_of(path, **columns):
     lance = pytest.importorskip("lance", reason="pylance is not installed")
     import pyarrow as pa
 
-    index = {
-        "episode_idx": pa.array([0, 0, 1], pa.int32()),
-        "step_idx": pa.array([0, 1, 0], pa.int32()),
-    }
+    index = {"episode_idx": pa.array([0, 0, 1], pa.int32()), "step_idx": pa.array([0, 1, 0], pa.int32())}
     lance.write_dataset(pa.table({**index, "action": np.arange(3.0), **columns}), path)
 
 
