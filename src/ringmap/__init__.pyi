@@ -3,7 +3,7 @@ from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.opening import open
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.buffers.rollout.buffer import RolloutBuffer
+from ringmap.buffers.rollout import RolloutBuffer
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer
 from ringmap.collection.collect import collect
 from ringmap.datasets.marks import Marks

@@ -1,5 +1,5 @@
 from ringmap.buffers.distillation.buffer import DistillationBuffer
-from ringmap.buffers.distillation.rounds import ExponentialBeta, LinearBeta
+from ringmap.buffers.distillation.rows import ExponentialBeta, LinearBeta
 from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sharded.buffer import ShardedReplayBuffer

@@ -14,7 +14,7 @@ import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.clips.facts import Facts
 from ringmap.data import ShardedReplayBuffer, convert, load_dataset, merge
-from ringmap.datasets.image_axes import stored_layout
+from ringmap.datasets.episode import stored_layout
 from ringmap.errors import InputError, RingmapError
 from ringmap.extras import missing
 from ringmap.formats.base import EPISODE_DATA_KEY

@@ -9,7 +9,7 @@ from tests import ROOT
 
 PACKAGE = ROOT / "src" / "ringmap"
 OTHERS = {
-    ("buffers/pins.py", "sys._getframe"): "Python's call stack: decision 085",
+    ("buffers/workers.py", "sys._getframe"): "Python's call stack: decision 085",
     ("datasets/base.py", "sys._getframe"): "who asks for a length: PyTorch's sampler, or the user",
     (
         "buffers/torchrl_storage.py",

@@ -1,5 +1,5 @@
 """`RolloutBuffer` as ApexRL means it: on-policy steps, for PPO."""
 
-from ringmap.buffers.rollout.buffer import RolloutBuffer
+from ringmap.buffers.rollout import RolloutBuffer
 
 __all__ = ["RolloutBuffer"]

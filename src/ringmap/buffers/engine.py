@@ -38,15 +38,11 @@ from ringmap.arguments import count
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.options import check_whole, sendable
-from ringmap.buffers.pins import Pins
-from ringmap.buffers.rings import Ring, Rings
-from ringmap.buffers.sharded.clip_table import ClipTable, Moment
-from ringmap.buffers.sharded.commit_times import Clips, CommitTimes, in_order
-from ringmap.buffers.sharded.learner_state import LearnerState
-from ringmap.buffers.sharded.numbers import MOST_RINGS, apart, joined
-from ringmap.buffers.sharded.priorities import FleetPriorities
+from ringmap.buffers.rings import MOST_RINGS, Ring, Rings, apart, joined, remove_ring
+from ringmap.buffers.sharded.clip_table import Clips, ClipTable, CommitTimes, Moment, in_order
+from ringmap.buffers.sharded.priorities import FleetPriorities, LearnerState
 from ringmap.buffers.sharded.reader import ManyReader, Weights
-from ringmap.buffers.sharded.removal import remove_ring
+from ringmap.buffers.workers import Pins
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn, Weigh, integers

@@ -36,19 +36,18 @@ from ringmap.buffers.options import (
     spare_of,
 )
 from ringmap.buffers.sampled import Sampled
-from ringmap.buffers.updates import updated
 from ringmap.clips.facts import REWARDS, Facts, check_fps, name_among
 from ringmap.clips.facts import TERMINATED as TERMINATED_NAMES
 from ringmap.clips.facts import TRUNCATED as TRUNCATED_NAMES
 from ringmap.clips.samplers.base import Sampler
-from ringmap.datasets.image_axes import stored_layout
+from ringmap.datasets.episode import stored_layout
 from ringmap.datasets.stored_episodes import episodes_of
-from ringmap.errors import ClosedError, InputError, RingmapError
+from ringmap.errors import ClosedError, InputError, RingmapError, UnknownColumnError
 from ringmap.formats.base import EPISODE_DATA_KEY, split_episode_data
 from ringmap.formats.catalog.convert import bar
 from ringmap.storage.columns.backends import Storage, check_storage, choose
 from ringmap.storage.columns.schema import Schema, as_columns
-from ringmap.storage.columns.values import flattened
+from ringmap.storage.columns.values import as_array, cast, flattened
 from ringmap.storage.commit.commit import Commit, NewRecord
 from ringmap.storage.commit.create import sizes_when_full
 from ringmap.storage.commit.open_episode import OpenEpisode, finish_open
@@ -66,7 +65,8 @@ from ringmap.storage.records.table import TERMINATED, TRUNCATED
 if TYPE_CHECKING:
     from ringmap.storage.inspect.check import Finding
 
-__all__ = ["ReplayBuffer"]
+__all__ = ["ReplayBuffer", "updated"]
+
 
 log = logging.getLogger("ringmap")
 
@@ -908,3 +908,44 @@ def _kind_of(episode: Mapping[str, Any]) -> tuple[list[Any] | None, int, int]:
         return None, 0, 0
     kind = [(name, value.dtype, value.shape[1:]) for name, value in arrays.items()]
     return kind, lengths.pop(), sum(value.nbytes for value in arrays.values())
+
+
+def updated(schema: Schema | None, ids: Any, values: Any, casting: str, where: str) -> tuple[Array, dict[str, Array]]:
+    """Return the positions of an update, int64 `(n,)`, and column -> `(n, *shape)` in the column's dtype."""
+    positions = _positions(ids, where)
+    if not isinstance(values, Mapping) or not values:
+        raise InputError(f"{where}: expected column -> values, got {values!r:.80}")
+    values = flattened(values, where)
+    specs = {spec.name: spec for spec in (schema.columns if schema is not None else ())}
+    for name in values:
+        if name not in specs:
+            raise UnknownColumnError(f"{where}: no column {name!r}; there are {list(specs)}")
+        if not specs[name].mutable:
+            raise InputError(
+                f"{where}: column {name!r} is not mutable; make a new buffer with schema={{..., {name!r}: "
+                "ringmap.Column(shape, dtype, mutable=True)}, and fill it with extend_from"
+            )
+    fitted = {}
+    for name, array in as_columns(values, where).items():
+        spec = specs[name]
+        expected = (*positions.shape, *spec.shape)
+        if array.shape != expected:
+            raise InputError(
+                f"{where}: column {name!r} has shape {array.shape}, expected {expected}: that of the ids "
+                f"{positions.shape}, and of a step {spec.shape}"
+            )
+        rows = array.reshape(positions.size, *spec.shape)
+        if rows.dtype != spec.dtype:
+            rows = cast(rows, spec.dtype, casting, f"{where}: column {name!r}")
+        fitted[name] = rows
+    return positions.reshape(-1), fitted
+
+
+def _positions(ids: Any, where: str) -> Array:
+    """Return ids as positions, int64, in their own shape."""
+    found = as_array(ids, f"{where}: ids", "id")
+    if not found.ndim or (found.dtype.kind not in "iu" and found.size):
+        raise InputError(
+            f"{where}: expected ids as an array of integers, such as batch.ids, got {found.dtype} {found.shape}"
+        )
+    return found.astype(np.int64, copy=False)

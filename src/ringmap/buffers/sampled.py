@@ -5,8 +5,10 @@
     a sampler -> ids  -> positions -> Engine.read          sample, batches, with one
 
 Invariants: the ids of a reader do not change until it is refreshed; a worker counts clips as the process that owns
-its loader does; a clip that is evicted between its draw and its copy is redrawn, and counted.
-Not here: writing (replay.py), roles and draws (engine.py), pinned views (view.py).
+its loader does; a clip that is evicted between its draw and its copy is redrawn, and counted; equal requests over the
+same columns have the same cut.
+Not here: writing (replay.py), roles and draws (engine.py), pinned views (view.py), what a request means
+(clips/window.py).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import operator
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -25,7 +28,6 @@ from ringmap.arguments import positive
 from ringmap.buffers import lookup
 from ringmap.buffers.base import RingBuffer
 from ringmap.buffers.batch import Batch
-from ringmap.buffers.cuts import Cuts
 from ringmap.buffers.episodes import evicted
 from ringmap.buffers.lookup import Clips, fitting
 from ringmap.buffers.offline_to_online.sources import BufferSource, store_episodes
@@ -40,9 +42,9 @@ from ringmap.clips.gather import PINNED
 from ringmap.clips.index import ClipPairs
 from ringmap.clips.samplers.base import Sampler
 from ringmap.clips.samplers.uniform import uniform
-from ringmap.clips.window import Wanted, WindowSpec, check_anchors, warn_unreached
+from ringmap.clips.window import Wanted, WindowSpec, check_anchors, tell_no_lanes, warn_unreached
 from ringmap.datasets.base import Dataset, Where, clip_id, clip_ids
-from ringmap.errors import ClipIndexError, InputError
+from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.fleet.pace import Pace
 from ringmap.formats.base import EPISODE_DATA_KEY
 from ringmap.formats.catalog.convert import copy_episodes
@@ -53,7 +55,8 @@ from ringmap.storage.disk.system import memory_left
 from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.ring.ring import ClipId
 
-__all__ = ["DefaultSampler", "Sampled"]
+__all__ = ["ClipsOfCut", "Cuts", "DefaultSampler", "Sampled"]
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
@@ -772,3 +775,81 @@ class DefaultSampler:
 
     def _ids(self, step: int, buffer: Sampled, batch_size: int, history_len: int) -> Array:
         return uniform(self._buffer.engine.rng, buffer, batch_size, history_len)
+
+
+_MOST = 32
+
+
+class ClipsOfCut:
+    """The clips of a cut, as a sampler sees them: a stand-in for the buffer, which it is in all other ways."""
+
+    def __init__(self, buffer: Any, cut: Cut) -> None:
+        self._buffer = weakref.ref(buffer)
+        self._cut = cut
+
+    def num_valid_ends(self, history_len: int | None = None) -> int:
+        """Return the number of anchors, whatever the history."""
+        count: int = self._of.engine.count(self._cut, shared=False)
+        return count
+
+    def clip_window(self, history_len: int = 1) -> ClipRange:
+        """Return the anchors that exist now."""
+        found: ClipRange = self._of.engine.window(self._cut)
+        return found
+
+    def clip_windows(self, history_len: int = 1) -> list[ClipRange]:
+        """Return the same, ring by ring."""
+        found: list[ClipRange] = self._of.engine.windows(self._cut)
+        return found
+
+    @property
+    def _of(self) -> Any:
+        return self._buffer()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._of, name)
+
+
+class Cuts:
+    """The cuts of one buffer.
+
+    Args:
+        buffer: the buffer, or a view: what `ClipsOfCut` stands in for.
+    """
+
+    def __init__(self) -> None:
+        self._told_lanes = False
+        self._known: dict[tuple[Any, ...], tuple[Schema, Cut, ClipsOfCut]] = {}
+
+    def of(self, buffer: Any, wanted: Wanted, schema: Schema | None, where: str) -> tuple[Cut, Any]:
+        """Return the cut of a request, and what a sampler receives in place of the buffer.
+
+        Raises:
+            InputError: the request is wrong.
+            NoClipsError: nothing is stored, so that there are no columns to check it against.
+        """
+        if wanted.is_plain:
+            if wanted.drop_all_padded:
+                raise InputError(f"{where}: drop_all_padded is for padded columns; pass window=")
+            return Cut.clip(wanted.history, wanted.frameskip), buffer
+        try:
+            key = wanted.key
+        except AttributeError:
+            raise InputError(
+                f"{where}: window must be a mapping of columns to Window(...), or Sequences(...), got {wanted.window!r}"
+            ) from None
+        found = self._known.get(key)
+        if found is None or found[0] is not schema:
+            if schema is None:
+                raise NoClipsError(f"{where}: nothing is stored yet; collect first")
+            cut = wanted.cut(where, schema)
+            if len(self._known) >= _MOST:
+                self._known.pop(next(iter(self._known)))
+            found = self._known[key] = schema, cut, ClipsOfCut(buffer, cut)
+            warn_unreached(buffer.lengths, cut, where)
+            if cut.across and not self._told_lanes and not buffer.engine.has_lanes:
+                self._told_lanes = True
+                tell_no_lanes(where)
+        return found[1], found[2]

@@ -28,16 +28,13 @@ from ringmap.arguments import positive
 from ringmap.buffers import lookup
 from ringmap.buffers.batch import Batch, rows_of
 from ringmap.buffers.engine import Engine
-from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.lookup import ClipBuffer, Clips, fitting
-from ringmap.buffers.moments import RingEpisodes, episodes_of, moment_of, pack, unpack
 from ringmap.buffers.options import sendable
 from ringmap.buffers.passes import PassSampler
-from ringmap.buffers.pins import outlives_its_pass
 from ringmap.buffers.prefetch import Batches, drawn_ahead
-from ringmap.buffers.rings import Ring, Rings
+from ringmap.buffers.rings import Ring, RingEpisodes, Rings, apart, episodes_of, joined, moment_of, pack, unpack
 from ringmap.buffers.sharded.clip_table import ClipTable
-from ringmap.buffers.sharded.numbers import apart, joined
+from ringmap.buffers.workers import LoaderState, outlives_its_pass
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut
 from ringmap.clips.draws import Crossing, Drawn

@@ -3,9 +3,14 @@
     MergeDataset   clip 7 = {**a[7], **b[7]}          the same episodes, more columns
     ConcatDataset  clips of a | clips of b            the same columns, more episodes
 
+    ids -> replaced: others in place of what was evicted -> read each part -> stored: nothing was evicted meanwhile
+
+A view redraws by itself what it has lost. Two views would redraw apart, and their columns would not belong together; a
+goal would lie in another episode than its clip. So such a dataset replaces items before it asks its parts.
+
 Invariants: only the parts are held, and nothing is copied; each part is read once per batch; all pictures have their
-channels first, or none. A part
-that grows (a buffer) is followed: ids, episodes and rows are those of the parts at the call.
+channels first, or none. A part that grows (a buffer) is followed: ids, episodes and rows are those of the parts at the
+call.
 Not here: goals (goal.py), datasets merged into a new file (formats/catalog/).
 """
 
@@ -15,7 +20,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -28,21 +33,22 @@ from ringmap.datasets.base import (
     as_dataset,
     clip_ids,
 )
-from ringmap.datasets.evictions import read_stored
-from ringmap.datasets.image_axes import (
+from ringmap.datasets.batch import as_clip, worker
+from ringmap.datasets.episode import (
     EpisodeDict,
     PictureAxes,
     as_nested,
     channels_are_last,
     to_channels_first,
 )
-from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.split import Arcs
-from ringmap.errors import ClipIndexError, InputError
+from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
+from ringmap.storage.read.read_live import retry
 from ringmap.storage.ring.live import LiveEpisodes
 
-__all__ = ["ConcatDataset", "MergeDataset"]
+__all__ = ["ConcatDataset", "MergeDataset", "read_stored", "stored_items"]
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -627,3 +633,65 @@ def _agreed(values: Sequence[T | None]) -> T | None:
     """Return the value that all parts which know one share; None if there is none."""
     known = {value for value in values if value is not None}
     return known.pop() if len(known) == 1 else None
+
+
+Locate = Callable[[Array], tuple[Array, Array]]
+"""Returns the episodes of items, and the steps of their anchors."""
+
+_MOST_ERRORS = 10
+
+
+class Losing(Protocol):
+    """A dataset whose oldest episodes may be evicted."""
+
+    @property
+    def cut(self) -> Cut: ...
+    def __len__(self) -> int: ...
+    def are_stored(self, episodes: Array, steps: Array) -> Array | None: ...
+
+
+def read_stored(dataset: Losing, locate: Locate, ids: Array, read: Callable[[Array], T], where: str) -> T:
+    """Return `read(ids)`, with other items, drawn uniformly, in place of those that were evicted.
+
+    Raises:
+        NoClipsError: all were.
+        LappedError: the writer overtook this reader for 5 s without progress.
+    """
+    found, errors = list[T](), 0
+
+    def attempt() -> int:
+        nonlocal ids, errors
+        ids = _replaced(dataset, locate, ids, where)
+        try:
+            items = read(ids)
+        except ClipIndexError:  # of a step that was evicted since
+            errors += 1
+            if errors == _MOST_ERRORS:
+                raise
+            return 1
+        if not stored_items(dataset, locate, ids).all():
+            return 1
+        found.append(items)
+        return 0
+
+    retry(attempt, lambda: None, where, "raise max_steps of the buffer")
+    return found[0]
+
+
+def _replaced(dataset: Losing, locate: Locate, ids: Array, where: str) -> Array:
+    stored = stored_items(dataset, locate, ids)
+    if stored.all():
+        return ids
+    left = np.flatnonzero(stored_items(dataset, locate, np.arange(len(dataset))))
+    if not len(left):
+        raise NoClipsError(f"{where}: all episodes of the view were evicted since it was made; make a new view")
+    info = worker()
+    rng = np.random.default_rng(None if info is None else (info.seed, int(ids.sum())))
+    return np.where(stored, ids, left[rng.integers(len(left), size=len(ids))])
+
+
+def stored_items(dataset: Losing, locate: Locate, ids: Array) -> Array:
+    """Tell which items are still stored, bool `(B,)`."""
+    episodes, anchors = locate(ids)
+    stored = dataset.are_stored(episodes, np.maximum(anchors - dataset.cut.before, 0))
+    return np.ones(len(ids), np.bool_) if stored is None else stored

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.datasets.base import as_dataset
-from ringmap.datasets.image_axes import stored_layout
+from ringmap.datasets.episode import stored_layout
 from ringmap.errors import ClipIndexError
 from ringmap.storage.columns.schema import Schema, as_columns
 

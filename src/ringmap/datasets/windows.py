@@ -17,7 +17,7 @@ import numpy as np
 from ringmap.clips.cut import Cut, Steps, Taken
 from ringmap.clips.index import ClipIndex
 from ringmap.clips.items import ItemRows, Items, call_functions, compute, pad
-from ringmap.datasets.image_axes import stored_layout
+from ringmap.datasets.episode import stored_layout
 from ringmap.errors import InputError
 from ringmap.storage.ring.live import LiveEpisodes
 

@@ -7,14 +7,16 @@
 
 A fresh block of shared memory for each batch, which PyTorch's own transport makes, costs more in page faults
 than the gather: 19 ms against 1.1 ms for 12.6 MB. The blocks themselves are PyTorch's: it names no file that a
-killed process could leave behind. A block travels once: that the receiver kept its map (slot_maps.py), the first byte
-says too.
+killed process could leave behind. A block travels once: PyTorch hands a descriptor over through a socket made for it,
+where both sides prove who they are, which takes 0.5 ms of two processes' time. That the receiver kept its map, the
+first byte says too.
 
 Invariants: a slot is written only while no array or tensor over it is left in either process, nor in a child that the
 loader's process forked; it is sent once for each time that it is filled; a worker keeps at most MAX_SLOTS, beyond
-them batches go the way PyTorch sends any tensor.
-Not here: which rows are gathered (clips/), the list that a collate_fn sees (batch.py), how long a map is kept
-(slot_maps.py).
+them batches go the way PyTorch sends any tensor. A map is kept only while the `Process` of its worker lives, which the
+loader's iterator holds, and at most until a new slot comes after the worker ended, or after it gave the slot up; a
+child that this process forks has none.
+Not here: which rows are gathered (clips/), the list that a collate_fn sees (batch.py).
 """
 
 from __future__ import annotations
@@ -22,22 +24,24 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+import multiprocessing
 import os
 import threading
 import weakref
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from ringmap.datasets.batch import Clip, ClipBatch, Layout, worker
-from ringmap.datasets.slot_maps import Sender, keep, kept
+from ringmap.errors import RoleError
 from ringmap.storage.columns.copying import ALIGNMENT, empty
 
-__all__ = ["MAX_SLOTS", "SlotBatch", "Slots", "as_tensor", "register", "worker_slots"]
+__all__ = ["MAX_SLOTS", "Sender", "SlotBatch", "Slots", "as_tensor", "keep", "kept", "register", "worker_slots"]
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -364,3 +368,84 @@ def _count_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_count_fork)
+
+
+class Sender(NamedTuple):
+    """A worker: its name, which no other has, its process number, and the numbers of the slots that it has now."""
+
+    name: bytes
+    pid: int
+    slots: tuple[int, ...]
+
+
+class _Maps:
+    """The maps of one process. PyTorch unpacks in a thread of its own where it pins batches."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, tuple[int, dict[int, Any]]] = {}  # name -> process number, maps
+        self._lock = threading.RLock()  # a collection of garbage may call `drop` in here
+
+    def keep(self, sender: Sender, number: int, block: Any) -> bool:
+        """Keep the map of a slot, drop those that nobody needs; return False if no process started here sent it."""
+        processes = {process.pid: process for process in multiprocessing.active_children()}
+        process = processes.get(sender.pid)
+        with self._lock:
+            for name, (pid, _) in list(self._of.items()):
+                if pid not in processes:
+                    self.drop(name)
+            if process is None:
+                return False
+            if sender.name not in self._of:
+                weakref.finalize(process, _drop, sender.name).atexit = False
+            _, maps = self._of.get(sender.name, (0, {}))
+            left = {n: maps[n] for n in sender.slots if n in maps}
+            self._of[sender.name] = sender.pid, {**left, number: block}
+        return True
+
+    def kept(self, name: bytes, number: int) -> Any:
+        """Return the map of a slot."""
+        try:
+            return self._of[name][1][number]
+        except KeyError:
+            raise RoleError(
+                "DataLoader: this batch lies in a worker's memory that another process has mapped; iterate over a "
+                "loader in the process that began to, or make a loader here"
+            ) from None
+
+    def drop(self, name: bytes) -> None:
+        """Drop the maps of a worker."""
+        with self._lock:
+            self._of.pop(name, None)
+
+
+_maps = _Maps()
+
+
+def keep(sender: Sender, number: int, block: Any) -> bool:
+    """Keep the map of a slot that came; return whether its number is enough from now on."""
+    # PyTorch counts who has a file with a name: a forked child that drops its maps would count them down.
+    if torch.multiprocessing.get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]
+        return False
+    return _maps.keep(sender, number, block)
+
+
+def kept(name: bytes, number: int) -> Any:
+    """Return a slot whose map was kept.
+
+    Raises:
+        RoleError: it was not kept in this process.
+    """
+    return _maps.kept(name, number)
+
+
+def _drop(name: bytes) -> None:
+    _maps.drop(name)
+
+
+def _forget_after_fork() -> None:
+    global _maps
+    _maps = _Maps()  # else the child would keep the memory of workers that are gone
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from ringmap.datasets.image_axes import stored_layout
+from ringmap.datasets.episode import stored_layout
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec, Schema, as_columns
 

@@ -25,8 +25,8 @@ from ringmap.arguments import count, positive
 from ringmap.buffers.base import Buffer
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.prefetch import Batches
+from ringmap.buffers.rings import RingNumbers, apart, joined
 from ringmap.buffers.sharded.buffer import Shard
-from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
 from ringmap.clips.rings import groups
 from ringmap.clips.samplers.prioritized import PrioritizedSampler, checked_priorities
 from ringmap.clips.window import WindowSpec

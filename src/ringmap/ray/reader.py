@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from ringmap.buffers.rings import joined
 from ringmap.buffers.sharded.buffer import Shard, ShardedReplayBuffer
-from ringmap.buffers.sharded.numbers import joined
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.errors import InputError, NoClipsError
 from ringmap.ray.cluster import Scan, rings_at

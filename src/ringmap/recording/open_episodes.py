@@ -2,7 +2,7 @@
 
     row     0     1     2    of slot i
     obs     o0    o1    o2   ┐ a batch is copied in with   the layout of `World.collect`:
-    action  a0    a1    --   │ one assignment per leaf,    datasets/episode_rows.py
+    action  a0    a1    --   │ one assignment per leaf,    datasets/episode.py
     reward  --    r1    r2   ┘ each slot at its own row
 
 Text stands in the block as Python's own, so that no row says how long it may be.
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.datasets.episode_rows import blank, rows_of
+from ringmap.datasets.episode import blank, rows_of
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.columns.values import as_array, cast

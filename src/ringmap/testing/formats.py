@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from ringmap.datasets.base import Dataset
-from ringmap.datasets.image_axes import stored_layout
+from ringmap.datasets.episode import stored_layout
 from ringmap.errors import ReplacedError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, Writer
 from ringmap.formats.catalog.convert import convert

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from ringmap.datasets.episode_rows import blank
+from ringmap.datasets.episode import blank
 from ringmap.errors import InputError
 
 __all__ = ["blank_action", "split_actions"]

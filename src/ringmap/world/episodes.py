@@ -5,7 +5,7 @@
     info    blank, o0  a0, o1      a1, o2        the action that led there
     action  a0         a1          blank         moved up by one row: taken at the observation of its row
 
-Which rows are blank is said in datasets/episode_rows.py.
+Which rows are blank is said in datasets/episode.py.
 
 Invariants: every column spans the whole episode.
 Not here: who is rolled out (rollout.py), who writes (collecting.py).
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringmap.datasets.episode_rows import blank_like, rows_of
+from ringmap.datasets.episode import blank_like, rows_of
 from ringmap.errors import RolloutError
 from ringmap.world.infos import Row
 

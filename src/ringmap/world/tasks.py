@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.arguments import whole
-from ringmap.datasets.image_axes import stored_layout
+from ringmap.datasets.episode import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.media.images import is_frame, resample_of, resized
 from ringmap.world.infos import Row

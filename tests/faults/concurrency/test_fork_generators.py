@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer, TransitionReplayBuffer
-from ringmap.buffers.worker_generator import WorkerGenerator
+from ringmap.buffers.workers import WorkerGenerator
 from ringmap.data import DistillationBuffer, GoalDataset, OfflineToOnlineReplayBuffer
 from ringmap.samplers import (
     EpisodeSampler,

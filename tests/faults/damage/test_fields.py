@@ -12,7 +12,7 @@ import pytest
 
 import ringmap
 from ringmap import ReplayBuffer
-from ringmap.buffers.sharded.commit_times import CommitTimes
+from ringmap.buffers.sharded.clip_table import CommitTimes
 from ringmap.errors import DamageError, RingmapError
 from ringmap.samplers import RecencySampler
 from ringmap.storage.columns.memmap import HEADER_NBYTES

@@ -12,7 +12,7 @@ import torch
 from ringmap import ReplayBuffer
 from ringmap.buffers.replay import EPISODE_DATA_KEY
 from ringmap.data import WRITE_MODES
-from ringmap.datasets.image_axes import EpisodeDict
+from ringmap.datasets.episode import EpisodeDict
 from ringmap.errors import EnvironmentFault, InputError, SyncFailedError
 from ringmap.recording import ReplayBufferCollectionWrapper
 from ringmap.storage.records.table import TERMINATED

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ringmap.data import Dataset, load_dataset
-from ringmap.datasets.image_axes import (
+from ringmap.datasets.episode import (
     EpisodeDict,
     stored_layout,
     to_channels_first,

@@ -13,7 +13,7 @@ from ringmap.data import (
     load_dataset,
 )
 from ringmap.datasets import joined
-from ringmap.datasets.image_axes import stored_layout
+from ringmap.datasets.episode import stored_layout
 from ringmap.errors import InputError
 from ringmap.formats.hdf5.writer import HDF5Writer
 from ringmap.testing.datasets import DatasetTests, make_episode, make_episodes

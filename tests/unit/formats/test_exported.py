@@ -44,7 +44,7 @@ class Arrays(Dataset):
         return list(self.episodes[0]) if self.episodes else []
 
     def _load_slice(self, ep, start, end):
-        from ringmap.datasets.image_axes import EpisodeDict
+        from ringmap.datasets.episode import EpisodeDict
 
         if not 0 <= start <= end <= self.lengths[ep]:
             raise ClipIndexError(f"episode {ep} has no steps {start} to {end}")

@@ -9,7 +9,7 @@ import itertools
 from ringmap.buffers.distillation.buffer import DistillationBuffer
 from ringmap.buffers.offline_to_online import sources as halves
 from ringmap.buffers.replay import ReplayBuffer
-from ringmap.buffers.transitions.next_observations import NextObservations
+from ringmap.buffers.transitions.lanes import NextObservations
 from ringmap.errors import RoleError
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.files import Disk, File

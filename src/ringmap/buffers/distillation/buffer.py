@@ -6,7 +6,7 @@
 
 Invariants: a row keeps its round, policy version and actor for life; drawn rows lie in the window
 that `retention` keeps; the labels of a row are of one relabelling, that of the round `label_round`, or its first ones.
-Not here: rows on disk (steps.py), their columns and passes (rows.py), rounds.py.
+Not here: rows on disk (steps.py), their columns, passes and rounds (rows.py).
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ import numpy as np
 
 from ringmap.arguments import positive
 from ringmap.buffers.batch import Batch, Emit
-from ringmap.buffers.distillation.rounds import Retention, Rounds, mixed, version_of
 from ringmap.buffers.distillation.rows import (
     LABEL_ROUND,
     MUTABLE,
+    Retention,
+    Rounds,
     episodes_of,
     epoch,
     fitted_labels,
+    mixed,
     row_columns,
     sequences,
+    version_of,
 )
 from ringmap.buffers.engine import Engine
 from ringmap.buffers.offline_to_online.sources import BufferSource

@@ -29,7 +29,7 @@ from ringmap.buffers.offline_to_online.sources import DatasetSource, RingSource,
 from ringmap.buffers.options import check_whole
 from ringmap.buffers.row_episodes import RowSource
 from ringmap.buffers.steps import OverRing, StepRing
-from ringmap.buffers.worker_generator import WorkerGenerator
+from ringmap.buffers.workers import WorkerGenerator
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.stored import StoredDataset

@@ -25,7 +25,7 @@ import numpy as np
 from ringmap.buffers.batch import Batch, rows_of
 from ringmap.clips.samplers.base import as_sampler
 from ringmap.datasets.base import Dataset
-from ringmap.datasets.image_axes import PictureAxes, channels_are_last
+from ringmap.datasets.episode import PictureAxes, channels_are_last
 from ringmap.errors import InputError, NoClipsError, UnknownColumnError
 from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.values import flat, is_tensordict

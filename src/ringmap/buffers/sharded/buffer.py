@@ -28,12 +28,10 @@ from ringmap.arguments import fraction, positive
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.engine import Engine, door
 from ringmap.buffers.options import Options, check_reads, sendable
-from ringmap.buffers.rings import Ring
+from ringmap.buffers.rings import Ring, RingNumbers, idle_s, remove_ring
 from ringmap.buffers.sampled import Sampled
-from ringmap.buffers.sharded.learner_state import LearnerState
-from ringmap.buffers.sharded.numbers import RingNumbers
+from ringmap.buffers.sharded.priorities import LearnerState
 from ringmap.buffers.sharded.reader import Weights
-from ringmap.buffers.sharded.removal import idle_s, remove_ring
 from ringmap.buffers.sharded.rings import Fleet, as_paths
 from ringmap.clips.cut import Cut
 from ringmap.clips.facts import Facts, check_fps

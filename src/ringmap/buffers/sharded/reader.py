@@ -6,7 +6,7 @@
 
 Invariants: those of `ClipReader`; a ring is looked at, read and redrawn by its own protocol; no ring waits for another;
 no callable of a user runs while the lock of the rings is held, but what computes columns of a batch.
-Not here: which rings there are (rings.py), ring numbers (numbers.py), copies (clips/rings.py).
+Not here: which rings there are (rings.py), what ids mean (buffers/rings.py), copies (clips/rings.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ringmap.buffers.rings import Ring, Rings
+from ringmap.buffers.rings import Ring, Rings, apart, joined
 from ringmap.buffers.sharded.clip_table import ClipTable, Moment
-from ringmap.buffers.sharded.numbers import apart, joined
 from ringmap.clips.cut import Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn
 from ringmap.clips.gather import GONE, MOST_CHOICES, ClipReader, Redraw

@@ -42,8 +42,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.buffers.options import Options, log_progress
-from ringmap.buffers.rings import Ring, Rings
-from ringmap.buffers.sharded.numbers import RingNumbers
+from ringmap.buffers.rings import Ring, RingNumbers, Rings
 from ringmap.buffers.transitions.columns import TransitionColumns
 from ringmap.buffers.transitions.nstep import transition_reader
 from ringmap.clips.facts import Facts

@@ -9,11 +9,11 @@ was reset), the row is marked as fresh, and the next observation of that last st
 episode data. The next observations of the newest rows are in a file beside the columns until the next commit.
 
     column lanes: N for a row that continues its lane, -N for a fresh one; N is the number of rows in the call, or, of
-    named lanes, how far back the lane's last row is (lane_ends.py)
+    named lanes, how far back the lane's last row is (lanes.py)
 
 Invariants: what `add` returned from is stored whole; a transition is returned with the next observation that it
 was added with, whatever came after it; only the newest `capacity` transitions count.
-Not here: the ring (steps.py), its columns (columns.py), next observations without a row (next_observations.py), n-step
+Not here: the ring (steps.py), its columns (columns.py), next observations without a row (lanes.py), n-step
 sums (nstep.py).
 """
 
@@ -36,11 +36,10 @@ from ringmap.buffers.nested import leaf_array
 from ringmap.buffers.offline_to_online.sources import BufferSource
 from ringmap.buffers.passes import PassBuffer
 from ringmap.buffers.prefetch import Batches, drawn_ahead
+from ringmap.buffers.row_episodes import TransitionSource
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import TransitionColumns
-from ringmap.buffers.transitions.episodes import TransitionSource
-from ringmap.buffers.transitions.lane_ends import FURTHEST, LaneEnds
-from ringmap.buffers.transitions.next_observations import NextObservations
+from ringmap.buffers.transitions.lanes import FURTHEST, LaneEnds, NextObservations
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.buffers.view import BufferView

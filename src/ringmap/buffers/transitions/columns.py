@@ -6,7 +6,7 @@
 With a stack (stacks.py) the columns of observations hold frames; `trees` are what `add` takes and `sample` returns.
 
 Invariants: rows have the dtypes and shapes of the columns, and one length, or an error is raised.
-Not here: nested names (nested.py), where rows are stored, which row follows which (next_observations.py).
+Not here: nested names (nested.py), where rows are stored, which row follows which (lanes.py).
 """
 
 from __future__ import annotations

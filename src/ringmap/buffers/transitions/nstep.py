@@ -13,7 +13,7 @@ Invariants: a transition is returned with the next observation that it was added
 was read whole is redrawn.
 What is computed for each transition is computed for all at once, of one ring (`RowsOfOne`), or of several side by side
 (`RowsOfAdjacent`); rings whose columns can't be mapped side by side are read one after the other (clips/rings.py).
-Not here: which transitions are drawn (buffer.py), next observations without a row (next_observations.py).
+Not here: which transitions are drawn (buffer.py), next observations without a row (lanes.py).
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringmap.buffers.transitions.columns import TransitionColumns
-from ringmap.buffers.transitions.lane_ends import FURTHEST
-from ringmap.buffers.transitions.next_observations import NextObservations
+from ringmap.buffers.transitions.lanes import FURTHEST, NextObservations
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import ROW, Cut, Layout
 from ringmap.clips.draws import Crossing, Drawn

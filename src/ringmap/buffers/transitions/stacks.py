@@ -11,7 +11,7 @@ row `p` of a lane takes the frames at p, p - N, ..., p - earlier * N, where N is
 The manifest says the size and the padding, and so does the name of the column: rings with others don't mix.
 
 Invariants: a stack that is stored is read back bit for bit; one that this is not true of is refused.
-Not here: where rows are, and which of them continue a lane (nstep.py, next_observations.py).
+Not here: where rows are, and which of them continue a lane (nstep.py, lanes.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.arguments import positive
-from ringmap.buffers.transitions.next_observations import same_bytes
+from ringmap.buffers.transitions.lanes import same_bytes
 from ringmap.errors import InputError
 from ringmap.storage.columns.schema import ColumnSpec
 

@@ -4,7 +4,7 @@
     steps there   o0 a0 r1 o1   o1 a1 r2 o2   ...               T steps
 
 Rows that have `next_obs` beside `obs` are steps already.
-Not here: names of columns (each format), blanks (`ringmap.datasets.episode_rows`).
+Not here: names of columns (each format), blanks (`ringmap.datasets.episode`).
 """
 
 from __future__ import annotations

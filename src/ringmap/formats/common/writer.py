@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from ringmap.clips.facts import Facts
-from ringmap.datasets.image_axes import stored_layout
+from ringmap.datasets.episode import stored_layout
 from ringmap.errors import (
     CorruptError,
     EnvironmentFault,

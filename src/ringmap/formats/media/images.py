@@ -1,6 +1,6 @@
 """What a picture is, for every format, page and video: by its column, and by the header of its file.
 
-    column     uint8 or uint16, (H, W, C), C = 1, 3 or 4     `ringmap.datasets.image_axes.is_image`: its axes are turned
+    column     uint8 or uint16, (H, W, C), C = 1, 3 or 4     `ringmap.datasets.episode.is_image`: its axes are turned
     codec      the dtypes and channels that it stores exactly as pictures, or as its documented loss      `holds`
     header     of a PNG, JPEG or TIFF -> `Picture`: size, channels, dtype, by the file's own bits         `picture_of`
     shown      (H, W), (H, W, C) or (C, H, W), uint8 -> (H, W, 3), and sheets of them                     `axes_of`,

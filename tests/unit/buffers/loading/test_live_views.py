@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from ringmap import Marks, ReplayBuffer, TransitionReplayBuffer
 from ringmap.buffers import view as view_module
-from ringmap.buffers.moments import pack, unpack
+from ringmap.buffers.rings import pack, unpack
 from ringmap.buffers.view import BufferView
 from ringmap.data import (
     ConcatDataset,

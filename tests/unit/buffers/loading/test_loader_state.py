@@ -2,7 +2,7 @@
 
 import threading
 
-from ringmap.buffers.loader_state import LoaderState
+from ringmap.buffers.workers import LoaderState
 
 
 def test_it_is_told_again_after_an_interrupt():
@@ -37,7 +37,7 @@ def test_two_threads_tell():
 
 
 def test_an_owner_that_was_killed_in_the_middle_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("ringmap.buffers.loader_state._WAIT_S", 0.05)
+    monkeypatch.setattr("ringmap.buffers.workers._WAIT_S", 0.05)
     state = LoaderState()
     state.tell(1, 2)
     state._blocks[0][0] += 1

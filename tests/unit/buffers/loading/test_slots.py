@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from ringmap import ReplayBuffer
 from ringmap.buffers.batch import Batch
-from ringmap.datasets import slot_maps
+from ringmap.datasets import worker_slots
 from ringmap.datasets import worker_slots as glue
 from ringmap.errors import RoleError
 from tests import ROOT
@@ -458,7 +458,7 @@ def test_control_a_slot_that_is_written_too_early(disk, monkeypatch):
 
 def counted(monkeypatch):
     """Return a list that grows by one for each block that comes: the worker and the number of the slot."""
-    came, keep = [], slot_maps.keep
+    came, keep = [], worker_slots.keep
 
     def count(sender, number, block):
         came.append((sender.name, number))
@@ -477,7 +477,7 @@ def alone():
 
 def maps():
     """Return the numbers of the slots that this process has mapped, by worker."""
-    return {name: set(kept) for name, (_, kept) in slot_maps._maps._of.items()}
+    return {name: set(kept) for name, (_, kept) in worker_slots._maps._of.items()}
 
 
 @linux
@@ -539,7 +539,7 @@ def test_the_map_of_a_slot_that_was_given_up_is_dropped(wide, alone):
 @pytest.mark.slow
 @linux
 def test_control_maps_that_outlive_their_worker(wide, monkeypatch, alone):
-    monkeypatch.setattr(slot_maps, "_drop", lambda name: None)
+    monkeypatch.setattr(worker_slots, "_drop", lambda name: None)
     try:
         with pytest.raises(AssertionError, match="bytes"), nothing_left(lasts_s=1):
             for _ in DataLoader(wide, 16, num_workers=1):
@@ -549,7 +549,7 @@ def test_control_maps_that_outlive_their_worker(wide, monkeypatch, alone):
             assert len(maps()) == 1
     finally:
         monkeypatch.undo()
-        slot_maps._forget_after_fork()
+        worker_slots._forget_after_fork()
 
 
 @linux
@@ -580,7 +580,7 @@ def test_a_batch_that_another_process_takes_from_the_loader(disk, alone):
     child = os.fork()
     if child == 0:
         try:
-            slot_maps.kept(name, numbers.pop())
+            worker_slots.kept(name, numbers.pop())
         except RoleError:
             os._exit(0)
         os._exit(1)
@@ -589,8 +589,8 @@ def test_a_batch_that_another_process_takes_from_the_loader(disk, alone):
 
 
 def test_a_block_of_a_process_that_is_none_of_ours_is_not_kept():
-    sender = slot_maps.Sender(b"stranger", os.getpid(), (0,))
-    assert not slot_maps.keep(sender, 0, torch.zeros(8, dtype=torch.uint8))
+    sender = worker_slots.Sender(b"stranger", os.getpid(), (0,))
+    assert not worker_slots.keep(sender, 0, torch.zeros(8, dtype=torch.uint8))
     assert b"stranger" not in maps()
 
 
@@ -625,21 +625,21 @@ import gc, os, signal
 from torch.utils.data import DataLoader
 from ringmap import ReplayBuffer
 from ringmap.buffers.batch import Batch
-from ringmap.datasets import slot_maps
+from ringmap.datasets import worker_slots
 buf = ReplayBuffer.open({str(wide.path)!r})
 passing = iter(DataLoader(buf, 16, num_workers=2))
 def go_on():
     try:
         for number, batch in enumerate(passing):
             if number == 8:
-                assert len(slot_maps._maps._of) == 2
+                assert len(worker_slots._maps._of) == 2
                 os.kill(passing._workers[0].pid, signal.SIGKILL)
     except (RuntimeError, OSError, EOFError):
         print("ended", flush=True)
 go_on()
 del passing
 gc.collect()
-print(len(slot_maps._maps._of), "left", flush=True)
+print(len(worker_slots._maps._of), "left", flush=True)
 os._exit(0)
 """
     with nothing_left(), open(wide.path.parent / "said", "w+") as said:

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import BatchSampler, DataLoader
 
 from ringmap import ReplayBuffer
-from ringmap.buffers.sharded.numbers import apart
+from ringmap.buffers.rings import apart
 from ringmap.buffers.view import BufferView
 from ringmap.data import (
     EPISODE_DATA_KEY,

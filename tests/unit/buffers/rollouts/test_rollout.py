@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringmap import RolloutBuffer
-from ringmap.buffers.rollout.gae import generalized_advantages
+from ringmap.buffers.rollout import generalized_advantages
 from ringmap.errors import CorruptError, EnvironmentFault, InputError, NoClipsError
 from ringmap.storage.disk.system import System
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer, TransitionReplayBuffer, Zarr
-from ringmap.buffers.sharded.numbers import apart
+from ringmap.buffers.rings import apart
 from ringmap.clips import rings as clip_rings
 from ringmap.clips.cut import Cut
 from ringmap.clips.rings import AdjacentRings, Piece, States, gather_many

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ringmap.buffers.sharded.numbers import apart
+from ringmap.buffers.rings import apart
 from ringmap.clips.cut import Cut
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import NoClipsError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
-from ringmap.buffers.sharded import learner_state
-from ringmap.buffers.sharded.numbers import apart, joined
+from ringmap.buffers.rings import apart, joined
+from ringmap.buffers.sharded import priorities
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import InputError, LockedError
 from ringmap.samplers import PrioritizedSampler
@@ -279,7 +279,7 @@ def test_after_a_reboot_they_begin_again(three, tmp_path, monkeypatch):
     buf.update_priorities(ids, np.random.default_rng(4).exponential(1, len(ids)))
     buf.close()
     boot = Disk().boot_id()
-    monkeypatch.setattr(learner_state.Disk, "boot_id", lambda self: b"another")
+    monkeypatch.setattr(priorities.Disk, "boot_id", lambda self: b"another")
     monkeypatch.setattr("ringmap.storage.read.reader.is_clean", lambda shown, _: True)
     assert boot != b"another"
     assert near(shares(opened(three, state), ids), expected(np.ones(len(ids))))

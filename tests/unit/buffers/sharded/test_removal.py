@@ -8,8 +8,7 @@ import pytest
 
 from ringmap import ReplayBuffer
 from ringmap.buffers.episodes import StoredEpisodes
-from ringmap.buffers.sharded.numbers import apart
-from ringmap.buffers.sharded.removal import remove_ring
+from ringmap.buffers.rings import apart, remove_ring
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import InputError, LockedError
 from ringmap.samplers import PrioritizedSampler
@@ -179,13 +178,13 @@ def test_shards_say_which_weights_played(fleet, monkeypatch):
 
 def test_the_control_of_the_lock(three, monkeypatch):
     """Without the lock a ring is taken from its writer."""
-    from ringmap.buffers.sharded import removal
+    from ringmap.buffers import rings
 
-    class NoLock(removal.WriterLock):
+    class NoLock(rings.WriterLock):
         def acquire(self):
             pass
 
-    monkeypatch.setattr(removal, "WriterLock", NoLock)
+    monkeypatch.setattr(rings, "WriterLock", NoLock)
     open_all(three).remove_ring("a")
     assert not (three.folder / "a").exists()
     with pytest.raises(Exception, match="replaced|removed|gone|moved"):

@@ -19,9 +19,9 @@ import pytest
 
 import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
+from ringmap.buffers.rings import apart
 from ringmap.buffers.sharded import reader as reader_module
 from ringmap.buffers.sharded import rings as ring_module
-from ringmap.buffers.sharded.numbers import apart
 from ringmap.clips import gather, rings
 from ringmap.clips.facts import Facts
 from ringmap.clips.rings import AdjacentRings, States, groups

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from ringmap import Marks, ReplayBuffer, TransitionReplayBuffer, Zarr
 from ringmap.buffers import sampled
-from ringmap.buffers.sharded.numbers import RingNumbers, apart, joined
+from ringmap.buffers.rings import RingNumbers, apart, joined
 from ringmap.data import Index, NStep, Sequences, ShardedReplayBuffer, Window
 from ringmap.errors import (
     ClipIndexError,

@@ -13,10 +13,10 @@ import pytest
 
 import ringmap
 from ringmap import Pace, ReplayBuffer, TransitionReplayBuffer, Zarr
-from ringmap.buffers.sharded.numbers import apart
+from ringmap.buffers.rings import apart
 from ringmap.buffers.steps import ROW
 from ringmap.buffers.transitions import nstep
-from ringmap.buffers.transitions.next_observations import NextObservations
+from ringmap.buffers.transitions.lanes import NextObservations
 from ringmap.buffers.transitions.nstep import TransitionReader
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.gather import PINNED, ClipReader

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ringmap import TransitionReplayBuffer
 from ringmap.buffers.transitions import buffer as buffer_module
-from ringmap.buffers.transitions import lane_ends
+from ringmap.buffers.transitions import lanes
 from ringmap.buffers.transitions import nstep as nstep_module
-from ringmap.buffers.transitions.lane_ends import LaneEnds
+from ringmap.buffers.transitions.lanes import LaneEnds
 from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import InputError
 from ringmap.storage.commit import group as group_module
@@ -297,7 +297,7 @@ def test_eight_environments_one_by_one_cost_what_one_call_of_eight_does(tmp_path
     assert sizes[0] < 1.02 * sizes[1] + 65_536
     draws = [frames(lambda buf=buf: [buf.sample(256) for _ in range(50)]) for buf in (one, eight)]
     assert draws[0] < 1.25 * draws[1], draws  # 1.03 by the clock of a quiet machine
-    assert lane_ends.FURTHEST == 1024
+    assert lanes.FURTHEST == 1024
     for buf in (one, eight, plain):
         buf.close()
 
@@ -341,7 +341,7 @@ def test_names_and_flags_may_be_tensors():
 
 # -- interrupts --------------------------------------------------------------------------------
 
-INTERRUPTED = [module.__file__ for module in (lane_ends, buffer_module, store_module, group_module)]
+INTERRUPTED = [module.__file__ for module in (lanes, buffer_module, store_module, group_module)]
 
 
 def wrong_after_interrupts(path, named, every=1):
@@ -419,7 +419,7 @@ def test_newest_rows_out_of_turn_are_no_call_of_all_environments(tmp_path):
 
 
 def test_environments_without_names_yet_are_found_after_others_were_forgotten(tmp_path, monkeypatch):
-    for module in (lane_ends, nstep_module, buffer_module):
+    for module in (lanes, nstep_module, buffer_module):
         monkeypatch.setattr(module, "FURTHEST", 4)
     path, options = tmp_path / "ring", {"device": None}
     buf = TransitionReplayBuffer(40, (1,), path=path, **options)

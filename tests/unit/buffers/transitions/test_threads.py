@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ringmap import TransitionReplayBuffer
-from ringmap.buffers.transitions.next_observations import NextObservations
+from ringmap.buffers.transitions.lanes import NextObservations
 from ringmap.errors import LappedError, RoleError
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.commit.group import OpenGroup

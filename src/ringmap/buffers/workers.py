@@ -1,31 +1,39 @@
-"""Pins the set of clips, so that ids do not change, and tells it to the workers of a loader.
+"""What the workers of a loader share with the process that owns it: which clips there are; and their generators.
 
     ids      0 ......... 29 | 30 ... 49 | 50 ...       of the pinned clips of ring 0, ring 1, ...
 
     the loader's process   moment -> told        writer: as of now; reader: as of its last refresh
     a worker               moment <- told        as of the moment of the loader's process
 
-    told     is there a moment · newest commit of a ring in RAM · how many rings · uuid, head, clips of each
+    told     is there a moment · newest commit of a ring in RAM · how many rings · uuid, head, clips of each:
+             numbers in a block of shared memory, which forked workers inherit and spawned ones get with the buffer
 
 Invariants: the ids of a reader do not change until it is refreshed, also if a ring leaves; a worker counts clips as the
-process that owns its loader, and numbers no ring that this process has not numbered.
-Not here: what copies the clips (clips/gather.py, sharded/reader.py), the shared memory (loader_state.py).
+process that owns its loader, and numbers no ring that this process has not numbered; only the process that made the
+block writes, and a reader sees the told numbers whole or not at all.
+Not here: what copies the clips (clips/gather.py, sharded/reader.py).
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import sys
+import threading
+import time
 from typing import Any, Protocol
 
 import numpy as np
 
-from ringmap.buffers.loader_state import LoaderState
 from ringmap.buffers.rings import Rings
 from ringmap.clips.cut import Cut
+from ringmap.clips.samplers.base import checked_rng, generator, seed_key
 from ringmap.datasets.batch import worker
 from ringmap.errors import StaleCopyError
+from ringmap.storage.disk.process import Forkable
 
-__all__ = ["Pins", "outlives_its_pass"]
+__all__ = ["LoaderState", "Pins", "WorkerGenerator", "outlives_its_pass"]
+
 
 _EACH = 4
 """Numbers told of each ring: two halves of its uuid, its head, its clips."""
@@ -190,3 +198,113 @@ def _local_of(function: str, name: str) -> Any:
         if frame.f_code.co_name == function and name in frame.f_locals:
             return frame.f_locals[name]
     return None
+
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+NUMBERS = 6
+"""Told numbers, where nothing else is said."""
+_WAIT_S = 10.0
+"""Timeout for an owner in the middle of a write: longer than it ever waits for a core, unless it was killed."""
+
+
+class LoaderState:
+    """A small block of shared memory with one writer.
+
+    Args:
+        arena: the block of the process that spawned this one; None makes a new block.
+        numbers: how many numbers can be told.
+    """
+
+    def __init__(self, arena: Any = None, numbers: int = NUMBERS) -> None:
+        self._pid = os.getpid() if arena is None else -1
+        self._arena, self._numbers = arena, numbers
+        self._size = numbers + 1
+        block = mmap.mmap(-1, 8 * self._size) if arena is None else arena.buffer
+        self._blocks: list[Array] = [np.frombuffer(block, np.int64, self._size)]
+        self._telling = threading.RLock()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process is the owner, which tells."""
+        return self._pid == os.getpid()
+
+    def tell(self, *numbers: int) -> None:
+        """Replace the first of the told numbers by new ones."""
+        with self._telling:
+            for block in self._blocks:
+                generation = int(block[0]) | 1  # odd: a write is under way, or was interrupted
+                block[0] = generation
+                block[1 : 1 + len(numbers)] = numbers
+                block[0] = generation + 1
+
+    @property
+    def generation(self) -> int:
+        """What changes when other numbers are told."""
+        return int(self._blocks[0][0])
+
+    def told(self) -> tuple[int, ...]:
+        """Return the generation (0: nothing told, or the owner is dead), and the numbers told last."""
+        block, until = self._blocks[0], 0.0
+        while True:
+            seen = block[: self._numbers + 1].copy()
+            if seen[0] % 2 == 0 and seen[0] == block[0]:
+                return tuple(seen.tolist())
+            now = time.monotonic()
+            until = until or now + _WAIT_S
+            if now > until:
+                return (0,) * (self._numbers + 1)
+            time.sleep(0)
+
+    def __reduce__(self) -> Any:
+        from multiprocessing import heap
+        from multiprocessing.context import get_spawning_popen
+
+        if get_spawning_popen() is None:
+            return _nobody, ()
+        if self._arena is None:
+            self._arena = heap.Arena(8 * self._size)
+            block = np.frombuffer(self._arena.buffer, np.int64, self._size)
+            with self._telling:
+                block[:] = self._blocks[0]
+                self._blocks.append(block)
+        if sys.platform == "win32":
+            return LoaderState, (self._arena, self._numbers)
+        # By hand: the running pickler copied its table of reducers before `heap` was imported.
+        return _spawned, (*heap.reduce_arena(self._arena), self._numbers)
+
+
+def _spawned(make: Any, arena: Any, numbers: int) -> LoaderState:
+    return LoaderState(make(*arena), numbers)
+
+
+def _nobody() -> None:
+    return None
+
+
+class WorkerGenerator(Forkable):
+    """One generator, from a seed; a copy in a worker begins with the seed that PyTorch gave the worker, and the given
+    one."""
+
+    def __init__(self, seed: int | None = None, where: str = "WorkerGenerator") -> None:
+        self._rng, self._where = generator(seed, where, "seed"), where
+        self._seed_key = seed_key(seed)
+        self._worker: int | None = None
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The generator of this process."""
+        info = worker()
+        if info is not None and self._worker != info.seed:
+            self._worker = info.seed
+            self._rng = np.random.default_rng([info.seed, self._seed_key])
+        return self._rng
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Its state, as JSON values; may be assigned."""
+        return dict(self.rng.bit_generator.state)
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self.rng.bit_generator.state = checked_rng(self.rng, state, self._where)

@@ -1,12 +1,19 @@
 """On-policy steps of many environments, for PPO: filled, turned into advantages, trained on, cleared.
 
     add, add, ..., add -> compute_returns_and_advantages -> minibatches -> clear
-    (num_steps, num_envs, ...) tensors on one device, allocated once
+    one tensor for each leaf, (num_steps, num_envs, ...), on one device, allocated once
 
-Invariants: `add` allocates nothing; the data returned for training cover the filled steps,
-each once per epoch; advantages always belong to the stored steps, otherwise reading them is an error.
-Not here: a ring or a directory: the data are lost with the process unless saved by `save`. The tensors (tensors.py),
-the recursion (gae.py).
+    delta_t = r_t + gamma V_{t+1} (1 - done_t) - V_t
+    A_t     = delta_t + gamma lambda (1 - done_t) A_{t+1}
+
+The deltas need no order, so they are one vectorised pass; the rest of the recursion is two operations for each step,
+in place, over all environments.
+
+Invariants: `add` allocates nothing, and refuses a value that its tensor can't hold; the data returned for training
+cover the filled steps, each once per epoch; advantages always belong to the stored steps, otherwise reading them is an
+error; they equal the recursion in float64 to 1e-5.
+Not here: a ring or a directory: the data are lost with the process unless saved by `save`; nested names (nested.py).
+Source: Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage Estimation, 2016, equation 16.
 """
 
 from __future__ import annotations
@@ -22,19 +29,19 @@ from ringmap.arguments import count, fraction, integer, positive
 from ringmap.buffers.base import Unindexed
 from ringmap.buffers.batch import check_device
 from ringmap.buffers.engine import DISK
-from ringmap.buffers.nested import Leaves
+from ringmap.buffers.nested import Leaves, leaf_array
 from ringmap.buffers.options import check_whole
-from ringmap.buffers.rollout.gae import generalized_advantages
-from ringmap.buffers.rollout.tensors import StepTensors
 from ringmap.errors import CorruptError, InputError, NoClipsError
 from ringmap.extras import require
 from ringmap.storage.disk.paths import local_path, refuse_address
 from ringmap.storage.disk.system import clear_errors
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-__all__ = ["RolloutBuffer"]
+__all__ = ["RolloutBuffer", "StepTensors", "generalized_advantages"]
+
 
 _SCALARS = (
     "rewards",
@@ -522,3 +529,148 @@ class RolloutBuffer(Unindexed):
     def __repr__(self) -> str:
         shapes = {spec.name: spec.shape for tree in self._tensors.trees.values() for spec in tree.columns}
         return f"{type(self).__name__}({self._step}/{self.num_steps} steps of {self.num_envs}, {shapes}, {self.device})"
+
+
+class StepTensors:
+    """The tensors of one buffer: of nested values, and float32 `(num_steps, num_envs)` of scalars."""
+
+    def __init__(
+        self, num_steps: int, num_envs: int, trees: Mapping[str, Leaves], scalars: tuple[str, ...], device: Any
+    ) -> None:
+        import torch
+
+        self.trees = dict(trees)
+        self.num_envs = num_envs
+        self.by_name: dict[str, Tensor] = {}
+        for spec in (spec for tree in trees.values() for spec in tree.columns):
+            try:
+                kind = torch.from_numpy(np.empty(0, spec.dtype)).dtype
+            except TypeError:
+                raise InputError(f"{spec.name}: no tensor holds {spec.kind}") from None
+            shape = (num_steps, num_envs, *spec.shape)
+            self.by_name[spec.name] = torch.zeros(shape, dtype=kind, device=device)
+        for name in scalars:
+            self.by_name[name] = torch.zeros(num_steps, num_envs, device=device)
+
+    # -- in ----------------------------------------------------------------------------------
+
+    def row(self, name: str, value: Any, where: str) -> Tensor:
+        """Return a value as one step of a tensor, `(N, ...)`; `(N, 1)` is accepted for `(N,)`."""
+        import torch
+
+        target = self.by_name[name]
+        expected = target.shape[1:]
+        if not isinstance(value, torch.Tensor):
+            value = leaf_array(value, where, name)
+        try:
+            row = torch.as_tensor(value).detach()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"{where}: {name} can't be made a tensor: {error}") from None
+        if row.shape != expected and row.shape == (*expected, 1):
+            row = row.squeeze(-1)
+        if row.shape != expected:
+            raise InputError(f"{where}: {name} has shape {tuple(row.shape)}, expected {tuple(expected)}")
+        if not _always_fits(row, target) and not _fits(row, target.dtype):
+            raise InputError(
+                f"{where}: {name} of {row.dtype} has values that {target.dtype} can't hold; convert them, or declare "
+                "another dtype"
+            )
+        return row
+
+    def leaves(self, name: str, value: Any, where: str) -> dict[str, Tensor]:
+        """Return a nested value as one step of each of its leaves."""
+        parts = self.trees[name].flatten(value, where).items()
+        return {leaf: self.row(leaf, part, where) for leaf, part in parts}
+
+    def write(self, step: int, rows: Mapping[str, Tensor]) -> None:
+        """Store rows that `row` returned as one step."""
+        for name, row in rows.items():
+            self.by_name[name][step].copy_(row)
+
+    def take_over(self, tensors: Mapping[str, Tensor], steps: int, where: str) -> None:
+        """Store the first steps of all tensors, or nothing if names, shapes or dtypes differ."""
+        ours = {n: ((steps, *t.shape[1:]), t.dtype) for n, t in self.by_name.items()}
+        theirs = {n: (tuple(t.shape), t.dtype) if hasattr(t, "dtype") else t for n, t in tensors.items()}
+        if ours != theirs:
+            raise InputError(f"{where}: expected columns {ours}, got {theirs}")
+        for name, tensor in tensors.items():
+            self.by_name[name][:steps].copy_(tensor)
+
+    # -- out ---------------------------------------------------------------------------------
+
+    def nested(self, name: str) -> Any:
+        """Return the tensors of a nested value, nested."""
+        return self.trees[name].nest(self.by_name)
+
+    def flat(self, steps: int) -> dict[str, Tensor]:
+        """Return the first steps of all tensors, `(steps * N, ...)`."""
+        return {n: t[:steps].reshape(-1, *t.shape[2:]) for n, t in self.by_name.items()}
+
+    def cut(self, steps: int, length: int) -> dict[str, Tensor]:
+        """Return the first steps of all tensors in sequences, `(length, steps / length * N, ...)`, earlier steps
+        first."""
+        found = {}
+        for name, tensor in self.by_name.items():
+            parts = tensor[:steps].reshape(-1, length, self.num_envs, *tensor.shape[2:])
+            found[name] = parts.transpose(0, 1).reshape(length, -1, *tensor.shape[2:])
+        return found
+
+
+def _always_fits(row: Tensor, target: Tensor) -> bool:
+    """Tell whether a cast loses at most float precision. Decides by dtype: looking at values would wait for the
+    device."""
+    import torch
+
+    if row.dtype == target.dtype or row.dtype == torch.bool:
+        return True
+    floats = row.dtype.is_floating_point and target.dtype.is_floating_point
+    return floats and torch.finfo(row.dtype).max <= torch.finfo(target.dtype).max
+
+
+def _fits(row: Tensor, dtype: torch.dtype) -> bool:
+    """Tell whether a cast keeps all values; of floats, whether it makes none infinite."""
+    import torch
+
+    if row.dtype.is_complex and not dtype.is_complex:
+        return not bool(row.imag.any()) and _fits(row.real, dtype)
+    made = row.to(dtype)
+    if row.dtype.is_floating_point and dtype.is_floating_point:
+        return not bool((made.isinf() & ~row.isinf()).any())
+    return torch.equal(made.to(row.dtype), row)
+
+
+def generalized_advantages(
+    rewards: Tensor,
+    values: Tensor,
+    dones: Tensor,
+    last_values: Tensor,
+    gamma: float = 0.99,
+    gae_lambda: float = 0.95,
+) -> Tensor:
+    """Return the advantages `(T, N)` of rewards, values and dones `(T, N)`, and last values `(N,)`; `gae_lambda` 0 is
+    one-step TD, 1 the full return.
+
+    Cost: O(T N); two tensors of the size of `rewards`.
+
+    Example:
+        >>> import torch
+        >>> zeros = torch.zeros(3, 1)
+        >>> generalized_advantages(torch.ones(3, 1), zeros, zeros, torch.zeros(1), 0.5, 1.0).ravel().tolist()
+        [1.75, 1.5, 1.0]
+    """
+    import torch
+
+    steps = rewards.shape[0]
+    with torch.no_grad():
+        factors = (1.0 - dones.to(rewards.dtype)).mul_(gamma)
+        advantages = torch.empty_like(rewards)
+        if not steps:
+            return advantages
+        torch.mul(factors[:-1], values[1:], out=advantages[:-1])
+        torch.mul(factors[-1], last_values, out=advantages[-1])
+        advantages.add_(rewards).sub_(values)
+        factors.mul_(gae_lambda)
+        rows, scales = advantages.unbind(0), factors.unbind(0)
+        for step in range(steps - 2, -1, -1):
+            rows[step].addcmul_(scales[step], rows[step + 1])
+    return advantages

@@ -1,1 +1,0 @@
-"""On-policy steps, for PPO and similar algorithms."""
