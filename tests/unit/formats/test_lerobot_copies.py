@@ -153,3 +153,34 @@ def test_what_asks_for_another_encoding_gets_it(tmp_path):
     dataset = load_dataset(tmp_path / "a", transform=lambda steps: {**steps, TOP: 255 - steps[TOP]})
     convert(dataset, tmp_path / "turned", dest_format="lerobot", progress=False)
     assert pictures(tmp_path / "turned")[0] != pictures(tmp_path / "a")[0]
+
+
+@pytest.mark.parametrize("open_gop", [False, True])
+def test_frames_that_others_refer_to_are_not_copied_alone(tmp_path, open_gop):
+    """With open groups of pictures the last frames before a keyframe need it."""
+    path = str(tmp_path / "film.mp4")
+    with av.open(path, "w") as film:
+        stream = film.add_stream("libx264", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.options = {
+            "x264-params": f"open-gop={int(open_gop)}:keyint=6:min-keyint=6:bframes=3:b-adapt=0:scenecut=0"
+        }
+        picture = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+        for number in range(18):
+            film.mux(stream.encode(av.VideoFrame.from_ndarray(np.roll(picture, 3 * number, 1))))
+        film.mux(stream.encode())
+    whole = read_frames(path, range(18))
+    for first, count in ((0, 18), (0, 6), (6, 6)):
+        part = videos.Decoder(path).packets(first, count)
+        assert (part is None) == (open_gop and count == 6)
+        if part is not None:
+            (tmp_path / "part.mp4").write_bytes(part)
+            assert np.array_equal(read_frames(str(tmp_path / "part.mp4"), range(count)), whole[first : first + count])
+
+
+def read_frames(path, numbers):
+    out = np.empty((len(numbers), 48, 64, 3), np.uint8)
+    decoder = videos.Decoder(path)
+    decoder.read(list(numbers), out)
+    decoder.close()
+    return out

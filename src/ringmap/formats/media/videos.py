@@ -324,6 +324,8 @@ class Decoder:
                 return None
             if first <= number < first + count:
                 chosen.append(packet)
+            elif chosen:  # a frame of others among them: frames of both refer to each other
+                return None
             if len(chosen) == count:
                 break
         if len(chosen) != count or not chosen[0].is_keyframe:
