@@ -176,7 +176,7 @@ class LanceRows(H5Rows):
     def __call__(self, episode: int, start: int) -> dict[str, Any]:
         from PIL import Image
 
-        from ringmap.formats.lance.columns import lance
+        from ringmap.formats.lance import lance
 
         if self.pid != os.getpid():
             self.file, self.pid = lance().dataset(self.path), os.getpid()
@@ -282,7 +282,7 @@ def rival_write(case: str, path: str, episodes: list[dict[str, Array]]) -> None:
     elif name == "lance":
         import pyarrow as pa
 
-        from ringmap.formats.lance.columns import lance
+        from ringmap.formats.lance import lance
 
         def batches() -> Any:
             for episode in episodes:

@@ -22,8 +22,7 @@ from ringmap.formats.base import (
     validate_write_mode,
 )
 from ringmap.formats.catalog.convert import convert, merge
-from ringmap.formats.catalog.load import get_cache_dir, load_dataset
-from ringmap.formats.catalog.prefixes import list_prefixes, register_dataset
+from ringmap.formats.catalog.load import get_cache_dir, list_prefixes, load_dataset, register_dataset
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.registry import (
     FORMATS,

@@ -12,7 +12,7 @@ from ringmap.datasets.stored_episodes import episodes_of, outlines_of, schema_of
 from ringmap.errors import InputError
 from ringmap.extras import require
 from ringmap.formats.common.refusals import Drop, Refused, refusal, refused_where_none_fit
-from ringmap.formats.parquet.table import arrow_schema, table_of
+from ringmap.formats.parquet import arrow_schema, table_of
 from ringmap.storage.columns.schema import Schema, as_columns
 
 __all__ = ["to_datasets"]

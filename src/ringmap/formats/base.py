@@ -14,6 +14,7 @@ Not here: the list of formats (registry.py), what an episode must look like (epi
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -30,16 +31,9 @@ from ringmap.formats.episode import (
     split_episode_data,
     validate_write_mode,
 )
+from ringmap.storage.disk.paths import refuse_address
 
-__all__ = [
-    "EPISODE_DATA_KEY",
-    "WRITE_MODES",
-    "Format",
-    "Writer",
-    "named",
-    "split_episode_data",
-    "validate_write_mode",
-]
+__all__ = ["EPISODE_DATA_KEY", "WRITE_MODES", "Format", "Writer", "named", "split_episode_data", "validate_write_mode"]
 
 _WHICH = "choose another: the command `ringmap formats` says what each can do"
 
@@ -47,7 +41,7 @@ _WHICH = "choose another: the command `ringmap formats` says what each can do"
 class Format:
     """One on-disk layout. Register a subclass with `register_format`.
 
-    A format that only reads has no `writer`, and a format that only writes does not override `open_reader`.
+    A format that only reads has no `writer`; one that only writes has no `source`, and no `open_reader` of its own.
     """
 
     name: ClassVar[str] = ""
@@ -61,6 +55,9 @@ class Format:
 
     appends: ClassVar[bool] = True
     """Whether a writer can add episodes to a dataset that is there. Where not, a writer's default mode is "error"."""
+
+    source: ClassVar[str] = ""
+    """The class of its `ringmap.datasets.stored.ColumnSource`, as `module:class`; "" where `open_reader` is its own."""
 
     writer: ClassVar[str | Callable[..., Writer]] = ""
     """The class of its writers, or where it stands, as `module:class`; "" for a format that only reads."""
@@ -77,8 +74,8 @@ class Format:
 
     @classmethod
     def can_read(cls) -> bool:
-        """Return whether there is a reader: whether `open_reader` is the format's own."""
-        return cls._has("open_reader")
+        """Return whether there is a reader: whether `source` is set, or `open_reader` is the format's own."""
+        return bool(cls.source) or cls._has("open_reader")
 
     @classmethod
     def can_write(cls) -> bool:
@@ -87,12 +84,17 @@ class Format:
 
     @classmethod
     def open_reader(cls, path: str | PathLike[str], **options: Any) -> Any:
-        """Return the dataset (`ringmap.data.Dataset`) at `path`.
+        """Return the dataset (`ringmap.data.Dataset`) at `path`, without the episodes that a writer has only logged.
 
         Every reader takes the options `num_steps`, `frameskip`, `transform`, and `layout`: "CHW" returns images with
-        their channels first, "HWC" as they are stored.
+        their channels first, "HWC" as they are stored. One by its `source` takes those of `StoredDataset`, and of the
+        source.
+
+        Raises:
+            NotFoundError, UnknownFormatError, CorruptError: it can't be read.
+            MissingExtraError: a required package is not installed.
         """
-        raise UnsupportedError(f"format {cls.name!r} does not support reading; {_WHICH}")
+        return cls._opened(path, options, lambda path, source_of: source_of(path))
 
     @classmethod
     def open_dataset(cls, path: str | PathLike[str], **options: Any) -> Any:
@@ -102,9 +104,16 @@ class Format:
         """
         if not cls.writer:
             return cls.open_reader(path, **options)
-        from ringmap.formats.common.pending import open_logged
+        from ringmap.formats.common.log import open_logged, with_pending
 
-        return open_logged(cls, os.fspath(path), options)
+        if not cls.source:
+            return open_logged(cls, os.fspath(path), options)
+        return cls._opened(path, options, with_pending)
+
+    @classmethod
+    def place(cls, path: str) -> str:
+        """Return the path of the dataset that a path stands for."""
+        return path
 
     @classmethod
     def open_stream(cls, path: str | PathLike[str]) -> Any:
@@ -145,6 +154,23 @@ class Format:
                 raise InputError(f"{kind.__name__}: {os.fspath(path)}: unknown option {name!r}; known: {known}")
         made: Writer = kind(path, **options)
         return made
+
+    @classmethod
+    def _opened(cls, path: str | PathLike[str], options: dict[str, Any], open_source: Any) -> Any:
+        if not cls.source:
+            raise UnsupportedError(f"format {cls.name!r} does not support reading; {_WHICH}")
+        from ringmap.datasets.stored import StoredDataset
+
+        refuse_address(path)
+        made = named(cls.source)
+        its = [name for name in list(inspect.signature(made).parameters)[1:] if name in options]
+        made = functools.partial(made, **{name: options.pop(name) for name in its}) if its else made
+        source = open_source(cls.place(os.fspath(path)), made)
+        try:
+            return StoredDataset(source, **options)
+        except BaseException:
+            source.close()  # a file that is open is locked for its writer
+            raise
 
     @classmethod
     def _has(cls, method: str) -> bool:

@@ -22,15 +22,12 @@ from ringmap.datasets.arrays import NAMES, ArraySource, cut_into_episodes
 from ringmap.datasets.base import Transform
 from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import CorruptError, NotFoundError, UnsupportedError
-from ringmap.formats.base import Format
-from ringmap.formats.common.safe_hdf5 import datasets, has_own, root_fits
-from ringmap.formats.registry import register_format
+from ringmap.formats.builtin import D4RL
+from ringmap.formats.common.safe_hdf5 import datasets
 
-__all__ = ["D4RL", "D4RLDataset"]
+__all__ = ["D4RLDataset"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_NAMES = ("observations", "actions", "rewards", "terminals")
 
 
 class D4RLDataset(StoredDataset):
@@ -97,11 +94,11 @@ class D4RLDataset(StoredDataset):
                     f"{path}: {name!r} is {raw[name].dtype} {raw[name].shape}, which has no row for each step; leave "
                     "it out of keys_to_load="
                 )
-        missing = [name for name in _NAMES if name not in raw]
+        missing = [name for name in D4RL.columns if name not in raw]
         lengths = {name: len(values) if values.ndim else -1 for name, values in raw.items()}
         if missing or len(set(lengths.values())) != 1:
             raise CorruptError(
-                f"{path}: expected columns {list(_NAMES)} of one length, got {lengths}"
+                f"{path}: expected columns {list(D4RL.columns)} of one length, got {lengths}"
                 + (f", without {missing}" if missing else "")
             )
         columns, sizes = _episodes_of(raw, path, max_episode_steps)
@@ -116,26 +113,9 @@ class D4RLDataset(StoredDataset):
         )
 
 
-@register_format
-class D4RL(Format):
-    """Files of D4RL, by their path. Read-only."""
-
-    name = "d4rl"
-
-    @classmethod
-    def detect(cls, path: str | os.PathLike[str]) -> bool:
-        """Tell by the four datasets that each file has at its root."""
-        return root_fits(path, lambda root: "ep_len" not in root and all(has_own(root, name) for name in _NAMES))
-
-    @classmethod
-    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> D4RLDataset:
-        """Return the dataset at a path; the options are those of `D4RLDataset`."""
-        return D4RLDataset(path, **options)
-
-
 def _read(file: Any, wanted: set[str]) -> tuple[dict[str, Array], list[str]]:
     """Return the arrays that are read, and the paths of the others."""
-    usual = (*_NAMES, "timeouts", "next_observations")
+    usual = (*D4RL.columns, "timeouts", "next_observations")
     raw: dict[str, Array] = {}
     others: list[str] = []
     for name, dataset in datasets(file):

@@ -22,41 +22,17 @@ import numpy as np
 from ringmap.clips.facts import REWARDS, name_among
 from ringmap.datasets.arrays import NAMES
 from ringmap.errors import InputError
-from ringmap.formats.common.directory import DirectorySource, damage_named, offsets_of
-from ringmap.formats.common.episode_cache import EpisodeCache
 from ringmap.formats.common.npz import open_members, shapes_in
-from ringmap.formats.common.source_format import StoredFormat
+from ringmap.formats.common.source import DirectorySource, EpisodeCache, damage_named, offsets_of
 from ringmap.formats.common.transitions import next_of
-from ringmap.formats.common.untrusted import check_row, kind_at, refuse_elsewhere
-from ringmap.formats.registry import register_format
+from ringmap.formats.common.untrusted import check_row, refuse_elsewhere
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 
-__all__ = ["Npz", "NpzSource"]
+__all__ = ["NpzSource"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _SUFFIX = ".npz"
-
-
-@register_format
-class Npz(StoredFormat):
-    """Folders of .npz files, one an episode. Read-only."""
-
-    name = "npz"
-    source = "ringmap.formats.npz:NpzSource"
-
-    @classmethod
-    def detect(cls, path: str | os.PathLike[str]) -> bool:
-        """Tell by the files: all that is no hidden one ends in .npz."""
-        try:
-            names = [name for name in os.listdir(path) if not name.startswith(".")]
-        except OSError:
-            return str(path).endswith(_SUFFIX) and os.path.isfile(path)
-        return (
-            bool(names)
-            and "ep_len.npz" not in names
-            and all(n.endswith(_SUFFIX) and kind_at(os.path.join(path, n)) == "" for n in names)
-        )
 
 
 class NpzSource(DirectorySource):

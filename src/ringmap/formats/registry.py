@@ -1,6 +1,6 @@
-"""The registry of formats, each loaded when it is first used.
+"""The registry of formats.
 
-    "hdf5" -> module ringmap.formats.hdf5     (built in; known by name before it is imported)
+    "hdf5" -> ringmap.formats.builtin.HDF5    (built in)
     "mine" -> entry point of `ringmap.formats` (a third party's, found by its installation)
               or @register_format              (a third party's, found by its import)
     "x.h5" -> "hdf5"                          (the suffix of a path to write, if no name is given)
@@ -12,11 +12,9 @@ Not here: what a format must do (base.py).
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, TypeVar
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ringmap.errors import InputError, MissingFormatError, UnsupportedError
 from ringmap.extras import missing
 from ringmap.formats.base import Format
+from ringmap.formats.builtin import BUILT_IN, BuiltIn
 from ringmap.storage.disk.paths import refuse_address
 
 if TYPE_CHECKING:
@@ -52,91 +51,31 @@ ENTRY_POINT_GROUP = "ringmap.formats"
 log = logging.getLogger("ringmap")
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltIn:
-    """A built-in format, before its module is imported.
-
-    Args:
-        module: registers the format when it is imported; the packages of its extra are imported later.
-        extra: the extra of ringmap whose packages the format needs; "" for none.
-        shares: the format whose suffixes it has, too, and ahead of which it is asked whether it knows a path; "" for
-            none.
-        general: whether it is asked after all others, those of third parties too.
-    """
-
-    module: str
-    extra: str = ""
-    shares: str = ""
-    general: bool = False
-
-    @property
-    def available(self) -> bool:
-        """Whether the packages are installed. It imports nothing."""
-        return not self.extra or not missing(self.extra)
-
-    @property
-    def install(self) -> str:
-        """The requirement for pip."""
-        return f"ringmap[{self.extra}]" if self.extra else "ringmap"
-
-    def format(self, name: str) -> type[Format]:
-        """Return the format of this name, whether it is available or not.
-
-        Raises:
-            KeyError: the module has no such format.
-        """
-        module = importlib.import_module(self.module)
-        for found in vars(module).values():  # if it was imported before, it does not register again
-            if isinstance(found, type) and issubclass(found, Format) and found.name == name:
-                return found
-        raise KeyError(name)
-
-
-BUILT_IN = {
-    "hdf5": BuiltIn("ringmap.formats.hdf5"),
-    "zarr": BuiltIn("ringmap.formats.zarr"),
-    "folder": BuiltIn("ringmap.formats.folder"),
-    "video": BuiltIn("ringmap.formats.video", "video"),
-    "lance": BuiltIn("ringmap.formats.lance", "lance"),
-    "parquet": BuiltIn("ringmap.formats.parquet", "parquet"),
-    "robomimic": BuiltIn("ringmap.formats.robomimic", shares="hdf5"),
-    "d4rl": BuiltIn("ringmap.formats.d4rl", shares="hdf5"),
-    "ringmap": BuiltIn("ringmap.formats.ringmap"),
-    "lerobot": BuiltIn("ringmap.formats.lerobot", "lerobot"),
-    "minari": BuiltIn("ringmap.formats.minari", "minari"),
-    "rlds": BuiltIn("ringmap.formats.rlds"),
-    "npz": BuiltIn("ringmap.formats.npz", general=True),
-}
-
 SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".lance": "lance"}
 """Suffixes of paths that name a format; any other format is named by its own name as a suffix."""
 
 
 class FormatTable(MutableMapping[str, type[Format]]):
-    """Formats by name: a dict that imports a format when it is looked up.
+    """Formats by name: a dict that imports the format of a third party when it is looked up.
 
     Args:
         built_in: formats known from the start.
     """
 
-    def __init__(self, built_in: dict[str, BuiltIn]) -> None:
+    def __init__(self, built_in: Mapping[str, type[BuiltIn]]) -> None:
         self._built_in = dict(built_in)
         self._points: dict[str, EntryPoint] | None = None
         self._loaded: dict[str, type[Format]] = {}
 
     def __getitem__(self, name: str) -> type[Format]:
-        lazy = self._built_in.get(name)
-        if lazy is not None and not lazy.available:
-            raise KeyError(name)
-        found = self._loaded.get(name)
-        if found is not None:
-            return found
-        if lazy is not None:
-            self._loaded.setdefault(name, lazy.format(name))
-        elif name in self._entry_points():
+        if name not in self._loaded:
+            ours = self._built_in.get(name)
+            if ours is not None:
+                if not ours.available():
+                    raise KeyError(name)
+                return ours
             loaded = self._entry_points()[name].load()
-            # The import may have registered it by itself.
-            self._loaded.setdefault(name, loaded)
+            self._loaded.setdefault(name, loaded)  # the import may have registered it by itself
         return self._loaded[name]
 
     def __setitem__(self, name: str, value: type[Format]) -> None:
@@ -152,9 +91,9 @@ class FormatTable(MutableMapping[str, type[Format]]):
         return any(name == known for known in self)
 
     def __iter__(self) -> Iterator[str]:
-        names = [name for name, lazy in self._built_in.items() if lazy.available]
+        ours = [name for name, one in self._built_in.items() if one.available()]
         others = [name for name in self._loaded if name not in self._built_in]
-        yield from dict.fromkeys([*names, *self._entry_points(), *others])
+        yield from dict.fromkeys([*ours, *self._entry_points(), *others])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -171,15 +110,15 @@ class FormatTable(MutableMapping[str, type[Format]]):
         name = getattr(cls, "name", None)
         if not isinstance(name, str) or not name:
             raise InputError(f"{cls.__name__}: a format must set a non-empty `name`")
-        lazy, point = self._built_in.get(name), self._entry_points().get(name)
-        own = {lazy.module if lazy else "", point.module if point else ""}
-        if name in self._loaded or (name in self and cls.__module__ not in own):
+        point = self._entry_points().get(name)
+        its_own = point is not None and point.module == cls.__module__
+        if name in self._loaded or name in self._built_in or (name in self and not its_own):
             raise InputError(f"format {name!r} is already registered; choose another name")
         self._loaded[name] = cls
 
-    def missing(self) -> dict[str, BuiltIn]:
+    def missing(self) -> dict[str, type[BuiltIn]]:
         """Return the built-in formats whose package is not installed."""
-        return {name: lazy for name, lazy in self._built_in.items() if not lazy.available}
+        return {name: one for name, one in self._built_in.items() if not one.available()}
 
     def recognising(self, path: str | PathLike[str]) -> Iterator[type[Format]]:
         """Yield the formats that recognise a path, in order, also those whose packages are not installed: only a match
@@ -187,17 +126,16 @@ class FormatTable(MutableMapping[str, type[Format]]):
 
         A third party's format that fails to load is logged and left out.
         """
-        sharing = [name for name, lazy in self._built_in.items() if lazy.shares]
-        general = [name for name, lazy in self._built_in.items() if lazy.general]
+        sharing = [name for name, one in self._built_in.items() if one.shares]
+        general = [name for name, one in self._built_in.items() if one.general]
         names = dict.fromkeys([*sharing, *self._built_in, *self._entry_points(), *self._loaded])
         for name in (*(n for n in names if n not in general), *general):
-            lazy = self._built_in.get(name)
             try:
-                found = self._loaded.get(name) or (lazy.format(name) if lazy else self[name])
+                found = self._loaded.get(name) or self._built_in.get(name) or self[name]
                 if found.detect(path):
                     yield found
             except Exception:
-                if lazy:
+                if name in self._built_in:
                     raise
                 log.warning("format %r can't be used", name, exc_info=True)
 
@@ -211,7 +149,7 @@ class FormatTable(MutableMapping[str, type[Format]]):
 
 
 FORMATS = FormatTable(BUILT_IN)
-"""Every format by name, loaded when looked up."""
+"""Every format by name."""
 
 
 def register_format(cls: F) -> F:
@@ -225,7 +163,7 @@ def register_format(cls: F) -> F:
 
 
 def list_formats() -> list[str]:
-    """Return the names of the formats that can be used. Imports none of them."""
+    """Return the names of the formats that can be used. Imports no module of a third party."""
     return list(FORMATS)
 
 
@@ -260,18 +198,18 @@ def describe_formats() -> list[FormatFacts]:
     """
     found = []
     for name in dict.fromkeys([*BUILT_IN, *FORMATS]):
-        install = BUILT_IN[name].install if name in BUILT_IN else ""
+        ours = BUILT_IN.get(name)
+        install = ours.install() if ours is not None else ""
         try:
             cls = FORMATS[name]
-        except Exception as error:
-            if not (isinstance(error, KeyError) and name in BUILT_IN):
+        except Exception:
+            if ours is None:
                 log.warning("format %r can't be used", name, exc_info=True)
             found.append(FormatFacts(name, None, None, None, None, False, install))
             continue
         writes = cls.can_write()
         lossless = cls.lossless if writes else None
-        appends = writes and cls.appends
-        found.append(FormatFacts(name, cls.can_read(), writes, appends, lossless, True, install))
+        found.append(FormatFacts(name, cls.can_read(), writes, writes and cls.appends, lossless, True, install))
     return found
 
 
@@ -291,9 +229,9 @@ def get_format(name: str) -> type[Format]:
         lacking = " and ".join(missing(absent[name].extra))
         raise MissingFormatError(
             f"format {name!r} needs {lacking}, not installed; pip install "
-            f'"{absent[name].install}", or choose one of {list_formats()}'
+            f'"{absent[name].install()}", or choose one of {list_formats()}'
         )
-    hint = "".join(f'; {n!r} comes with pip install "{m.install}"' for n, m in absent.items())
+    hint = "".join(f'; {n!r} comes with pip install "{m.install()}"' for n, m in absent.items())
     raise InputError(f"unknown format {name!r}{_meant(name)}; known: {list_formats()}{hint}")
 
 

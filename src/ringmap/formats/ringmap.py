@@ -15,28 +15,24 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.facts import Facts
-from ringmap.datasets.stored import StoredDataset
 from ringmap.errors import DamageError, InputError, ReplacedError
-from ringmap.formats.base import named
-from ringmap.formats.common.directory import (
+from ringmap.formats.common.source import (
     DirectorySource,
     damage_named,
     offsets_of,
     stamp_of,
     steps_of,
 )
-from ringmap.formats.common.source_format import StoredFormat
-from ringmap.formats.registry import register_format
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.calls import thread
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.paths import MANIFEST, TABLE, local_path
+from ringmap.storage.disk.paths import MANIFEST, local_path
 from ringmap.storage.read.episodes import joined_data
 from ringmap.storage.read.read_live import is_live
 from ringmap.storage.read.reader import Reader
 from ringmap.storage.records.manifest import EPISODES, ROWS, TRANSITIONS, must_be, read_manifest
 
-__all__ = ["BufferSource", "Ringmap"]
+__all__ = ["BufferSource"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,39 +44,17 @@ _SOURCES = {
 """What reads the episodes of a buffer, by the kind of its rows."""
 
 
-@register_format
-class Ringmap(StoredFormat):
-    """Buffers on disk: of episodes, or of transitions or rows, which are cut into episodes. Read-only."""
-
-    name = "ringmap"
-    source = _SOURCES[EPISODES]
-
-    @classmethod
-    def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> StoredDataset:
-        """Return the dataset at a path, which knows what the buffer does: its clips, its rate, and where rewards
-        stand."""
-        manifest = read_manifest(Disk(), local_path(path))
-        settings, place = manifest.settings, _SOURCES.get(manifest.kind)
-        if place is None:
-            must_be(manifest, EPISODES, local_path(path), "load_dataset")
-        if place != cls.source:
-            return cls._of_steps(path, str(place), options)
-        for name, stored in (("num_steps", "history_len"), ("frameskip", "frameskip")):
-            value = settings.get(stored)
-            if type(value) is int and value > 0:
-                options.setdefault(name, value)
-        return super().open_reader(path, **options)
-
-    @classmethod
-    def _of_steps(cls, path: str | os.PathLike[str], place: str, options: dict[str, Any]) -> StoredDataset:
-        """Return the episodes of a buffer of transitions or rows."""
-        return StoredDataset(named(place)(path), **options)
-
-    @classmethod
-    def detect(cls, path: str | os.PathLike[str]) -> bool:
-        """Tell by the manifest and the table of episodes."""
-        folder = os.fspath(path)
-        return all(os.path.isfile(os.path.join(folder, f)) for f in (MANIFEST, TABLE))
+def source_of(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """Return what reads a buffer, as `module:class`, and the options that its own clips have."""
+    manifest = read_manifest(Disk(), local_path(path))
+    if manifest.kind not in _SOURCES:
+        must_be(manifest, EPISODES, local_path(path), "load_dataset")
+    options = {}
+    for name, stored in (("num_steps", "history_len"), ("frameskip", "frameskip")):
+        value = manifest.settings.get(stored)
+        if type(value) is int and value > 0:
+            options[name] = value
+    return _SOURCES[manifest.kind], options
 
 
 class BufferSource(DirectorySource):

@@ -472,8 +472,7 @@ def _(at, out):
 
 def add_to_log(at, record):
     """Add bytes to a log that a writer has begun."""
-    from ringmap.formats.common.log import Log
-    from ringmap.formats.common.pending import base_of
+    from ringmap.formats.common.log import Log, base_of
 
     log, sizes = Log(join(at, "ep_len.log")), join(at, "ep_len.npz")
     log.start(base_of(np.load(sizes)["arr_0"] if os.path.exists(sizes) else np.empty(0, np.int32)))
@@ -1208,7 +1207,7 @@ def records_of(at):
 
 def frame(record):
     """Return a record as TFRecord has it, with checksums that hold."""
-    from ringmap.formats.rlds.records import _masked
+    from ringmap.formats.rlds import _masked
 
     head = struct.pack("<Q", len(record))
     return b"".join((head, struct.pack("<I", _masked(head)), record, struct.pack("<I", _masked(record))))
@@ -1261,7 +1260,7 @@ case("rlds", "its records are 1 TiB of nothing", "another checksum")(lambda at, 
 
 @case("rlds", "a record has 2**60 bytes", "ends beyond the file")
 def _(at, out):
-    from ringmap.formats.rlds.records import _masked
+    from ringmap.formats.rlds import _masked
 
     head = struct.pack("<Q", 1 << 60)
     write(records_of(at), head + struct.pack("<I", _masked(head)))

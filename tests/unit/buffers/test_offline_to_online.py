@@ -38,7 +38,7 @@ from ringmap.errors import (
     ReplacedError,
     SyncFailedError,
 )
-from ringmap.formats.catalog import prefixes
+from ringmap.formats.catalog import load
 from ringmap.samplers import PrioritizedSampler
 from tests.disks import FaultyDisk
 from tests.tiers import few
@@ -584,7 +584,7 @@ def test_a_transform_of_the_dataset_is_its_own(tmp_path):
 @pytest.fixture
 def prefix():
     yield "toy"
-    prefixes._LOADERS.pop("toy", None)
+    load._LOADERS.pop("toy", None)
 
 
 def test_register_dataset(prefix):

@@ -12,7 +12,7 @@ from ringmap.cli.episodes import kept, rows_of, sorted_by
 from ringmap.data import ReplayBuffer, convert, load_dataset
 from ringmap.datasets.marks import Marks
 from ringmap.errors import InputError
-from ringmap.formats.hdf5.writer import HDF5Writer
+from ringmap.formats.hdf5 import HDF5Writer
 from tests.unit.cli.conftest import episode, fill
 
 

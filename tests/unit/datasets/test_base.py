@@ -14,7 +14,7 @@ from ringmap.datasets.episode import (
     to_channels_last,
 )
 from ringmap.datasets.stored import StoredDataset
-from ringmap.formats.hdf5.writer import HDF5Writer
+from ringmap.formats.hdf5 import HDF5Writer
 from ringmap.testing.datasets import DatasetTests, make_episode, make_episodes
 
 

@@ -6,7 +6,7 @@ import pytest
 import ringmap.formats.ringmap
 from ringmap.data import ReplayBuffer, get_cache_dir, load_dataset, register_dataset
 from ringmap.errors import InputError, NotFoundError, UnknownFormatError
-from ringmap.formats.hdf5.writer import HDF5Writer
+from ringmap.formats.hdf5 import HDF5Writer
 from ringmap.testing.datasets import make_episodes
 
 

@@ -15,7 +15,7 @@ from ringmap.data import (
 from ringmap.datasets import joined
 from ringmap.datasets.episode import stored_layout
 from ringmap.errors import InputError
-from ringmap.formats.hdf5.writer import HDF5Writer
+from ringmap.formats.hdf5 import HDF5Writer
 from ringmap.testing.datasets import DatasetTests, make_episode, make_episodes
 from tests.unit.formats.others import OtherOptions
 

@@ -20,7 +20,7 @@ from ringmap.data import (
     load_dataset,
 )
 from ringmap.errors import NoClipsError, ReplacedError
-from ringmap.formats.common.directory import DirectorySource
+from ringmap.formats.common.source import DirectorySource
 from tests.tiers import few
 from tests.unit.formats.others import later_than
 

@@ -12,7 +12,7 @@ from ringmap.data import ReplayBuffer, ShardedReplayBuffer, convert, detect_form
 from ringmap.errors import CorruptError, InputError, LockedError, ReadOnlyError, ReplacedError, RoleError
 from ringmap.formats.common import disk
 from ringmap.formats.common import writer as writing
-from ringmap.formats.zarr.writer import ZarrWriter
+from ringmap.formats.zarr import ZarrWriter
 from ringmap.testing.datasets import make_episode, make_episodes
 from tests.tiers import few
 from tests.unit.formats.killing import FOLDERS, LOSSLESS, WRITERS, each_kill, overwrite, place, wheres, with_data, write

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ringmap.errors import CorruptError
-from ringmap.formats.hdf5.direct import Direct
+from ringmap.formats.hdf5 import Direct
 from ringmap.testing.formats import VALUES
 
 PLAIN = [kind for kind, rows in VALUES.items() if rows.dtype.kind in "biufcS" and rows[0].size]

@@ -10,7 +10,7 @@ from PIL import Image
 
 from ringmap.data import ReplayBuffer, convert, detect_format, get_format, load_dataset
 from ringmap.errors import CorruptError, InputError, UnsupportedError
-from ringmap.formats.minari import untrusted as guard
+from ringmap.formats import minari as guard
 from ringmap.testing.datasets import make_episodes
 
 

@@ -24,9 +24,8 @@ from ringmap.errors import (
 )
 from ringmap.formats.common import disk, safe_hdf5, untrusted
 from ringmap.formats.common.swap import Staging
-from ringmap.formats.hdf5 import journal
-from ringmap.formats.hdf5.pages import JournaledFile, journaled
-from ringmap.formats.hdf5.writer import HDF5Writer
+from ringmap.formats.hdf5 import HDF5Writer, journal
+from ringmap.formats.hdf5.journal import JournaledFile, journaled
 from ringmap.testing.datasets import make_episode, make_episodes
 from ringmap.testing.formats import FormatTests
 from tests.unit.formats.others import OtherOptions
@@ -377,7 +376,7 @@ def test_another_program_that_keeps_it_locked(tmp_path, monkeypatch):
     write(path, [])
     assert os.listdir(tmp_path) == ["a.h5"]
     assert wheres(path) == expected([*make_episodes(), *(make_episode(n, 3) for n in range(5, 8))])
-    monkeypatch.setattr("ringmap.formats.hdf5.reader.WAIT_S", 0.01)
+    monkeypatch.setattr("ringmap.formats.hdf5.WAIT_S", 0.01)
     monkeypatch.setattr(journal, "WAIT_S", 0.01)
     with h5py.File(path, "r+"), pytest.raises(LockedError):
         load_dataset(path)

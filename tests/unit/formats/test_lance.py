@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from ringmap.data import get_format, load_dataset
 from ringmap.errors import InputError, RoleError
-from ringmap.formats.lance import columns
+from ringmap.formats.lance import lance
 from ringmap.testing.formats import FormatTests
 
 pytestmark = pytest.mark.usefixtures("workers_end_soon")
@@ -21,11 +21,11 @@ class TestLance(FormatTests):
 
 
 def test_a_forked_process_is_refused_every_time(monkeypatch):
-    columns.lance()
-    monkeypatch.setattr(columns, "_used_by", os.getpid() + 1)  # as after a fork
+    lance()
+    monkeypatch.setattr("ringmap.formats.lance._used_by", os.getpid() + 1)  # as after a fork
     for _ in range(2):
         with pytest.raises(RoleError, match="multiprocessing_context='spawn'"):
-            columns.lance()
+            lance()
 
 
 def test_forked_workers_say_what_to_do(tmp_path):

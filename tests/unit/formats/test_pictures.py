@@ -12,7 +12,7 @@ from PIL import Image
 from ringmap.data import get_format, load_dataset
 from ringmap.errors import CorruptError, InputError, UnsupportedError
 from ringmap.formats.media import images, videos
-from ringmap.formats.rlds.features import Leaf, decode
+from ringmap.formats.rlds import Leaf, decode
 
 rng = np.random.default_rng(0)
 WIDE = rng.integers(0, 1 << 16, (6, 5, 4), np.uint16)

@@ -17,8 +17,7 @@ from ringmap.errors import (
     UnknownFormatError,
     UnsupportedError,
 )
-from ringmap.formats.rlds import records
-from ringmap.formats.rlds.example import features_of, values_of
+from ringmap.formats.rlds import features_of, values_of
 from tests.unit.formats.rlds import LARGE, STEPS, data, episode, fixture, flat
 
 TRAIN = (0, 1, 2)
@@ -167,7 +166,7 @@ def test_control_without_checksums_a_flipped_bit_is_a_value(frames, monkeypatch)
     class Any:
         __eq__, __ne__ = lambda self, other: True, lambda self, other: False
 
-    monkeypatch.setattr(records, "_masked", lambda data: Any())
+    monkeypatch.setattr("ringmap.formats.rlds._masked", lambda data: Any())
     assert not np.array_equal(opened(frames)[0][0]["action/arm"], given)
 
 

@@ -22,7 +22,7 @@ from ringmap.data import (
     register_dataset,
 )
 from ringmap.errors import InputError, NotFoundError
-from ringmap.formats.catalog import prefixes
+from ringmap.formats.catalog import load
 from ringmap.storage.disk.paths import local_path
 
 ADDRESSES = [
@@ -149,4 +149,4 @@ def test_what_is_a_path_or_an_id_stays_one(tmp_path):
     try:
         assert load_dataset("s3://bucket/a") == "//bucket/a"  # a scheme of the user's own
     finally:
-        del prefixes._LOADERS["s3"]
+        del load._LOADERS["s3"]

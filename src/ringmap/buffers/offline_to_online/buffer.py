@@ -9,7 +9,7 @@
 Invariants: the offline data are never changed; a batch has offline rows first, and exactly as many as
 `split` returns; both parts have the same columns, or nothing is returned.
 Not here: how rows are drawn and stored, and how many (sources.py, steps.py), ids of datasets
-(formats/catalog/prefixes.py).
+(formats/catalog/load.py).
 """
 
 from __future__ import annotations
@@ -182,8 +182,7 @@ class OfflineToOnlineReplayBuffer(OverRing):
             return given
         if batch_size is None:
             raise InputError(f"{_WHERE}: batch_size is needed with a dataset by id or path, {given!r}")
-        from ringmap.formats.catalog.load import load_dataset
-        from ringmap.formats.catalog.prefixes import takes
+        from ringmap.formats.catalog.load import load_dataset, takes
 
         if takes(str(given), "batch_size"):
             options = {"batch_size": batch_size, **options}

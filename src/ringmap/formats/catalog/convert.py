@@ -19,10 +19,9 @@ from ringmap.datasets.base import Where, as_dataset
 from ringmap.datasets.stored_episodes import EpisodeStream, count_of, episodes_of, outlines_of, schema_of
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
-from ringmap.formats.catalog.load import load_arrays, open_stream
-from ringmap.formats.catalog.prefixes import place_of
-from ringmap.formats.common.fill import fill
+from ringmap.formats.catalog.load import load_arrays, open_stream, place_of
 from ringmap.formats.common.refusals import Drop
+from ringmap.formats.common.writer import fill
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import ColumnSpec
 

@@ -23,7 +23,7 @@ from ringmap.formats.common import disk
 from ringmap.formats.common.untrusted import INFLATED, open_binary, refuse_vast
 from ringmap.storage.columns.schema import ColumnSpec
 
-__all__ = ["KEY", "NpzWriter", "npz_in", "open_members", "open_npz", "save_npz", "shapes_in"]
+__all__ = ["NpzWriter", "npz_in", "open_members", "open_npz", "save_npz", "shapes_in"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

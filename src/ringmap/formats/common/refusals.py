@@ -17,7 +17,7 @@ from ringmap.formats.episode import EPISODE_DATA_KEY
 from ringmap.storage.read.episodes import FIRST_STEP
 from ringmap.storage.records.blobs import is_shown
 
-__all__ = ["KEEP_ALL", "OWN_DATA", "Drop", "Refused", "is_own", "refusal", "refused_where_none_fit"]
+__all__ = ["KEEP_ALL", "Drop", "Refused", "is_own", "refusal", "refused_where_none_fit"]
 
 OWN_DATA = ("seed", "policy_step", FIRST_STEP)
 """Data of an episode that `World` and `dump` add: left out where a target has no place for them."""

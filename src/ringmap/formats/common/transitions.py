@@ -16,15 +16,7 @@ import numpy as np
 
 from ringmap.errors import InputError
 
-__all__ = [
-    "OUTCOMES",
-    "Steps",
-    "below",
-    "is_loose_flag",
-    "next_of",
-    "observations_of",
-    "refused_flag",
-]
+__all__ = ["OUTCOMES", "Steps", "below", "is_loose_flag", "next_of", "observations_of", "refused_flag"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from ringmap.clips.facts import Facts, check_fps, check_reward_at
 from ringmap.errors import InputError
+from ringmap.formats.builtin import LeRobot
 from ringmap.formats.common import disk
 from ringmap.formats.common.arrow import to_arrow
 from ringmap.formats.common.log import FILM, Encoded, Record, groups_of
@@ -30,7 +31,7 @@ from ringmap.formats.common.refusals import Refused
 from ringmap.formats.common.transitions import OUTCOMES, Steps, is_loose_flag, refused_flag
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.episode import CheckedEpisode
-from ringmap.formats.lerobot import BOXED, STATS, LeRobot, LeRobotSource, StoredPictures
+from ringmap.formats.lerobot import BOXED, STATS, LeRobotSource, StoredPictures
 from ringmap.formats.media.images import encode, holds
 from ringmap.formats.media.videos import Encoding, encode_video
 from ringmap.storage.columns.schema import ColumnSpec

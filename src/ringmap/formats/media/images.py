@@ -42,7 +42,6 @@ from ringmap.storage.disk.process import pool
 from ringmap.storage.disk.system import cores
 
 __all__ = [
-    "IMAGE_FORMATS",
     "Picture",
     "axes_of",
     "channels_last",

@@ -41,8 +41,6 @@ from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.storage.disk.system import NotAFileError
 
 __all__ = [
-    "KEYFRAMES",
-    "MAX_DECODERS",
     "Decoder",
     "Decoders",
     "Encoding",

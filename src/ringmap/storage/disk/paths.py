@@ -17,7 +17,7 @@ temporary files are ever removed.
 
 Invariants: no other module names such a file, or makes a given path absolute; no other file in the directory is ours.
 Not here: the content of the files; the names of columns and segments, which are in the manifest and the records; ids
-with a prefix, such as "minari:door/human-v2" (formats/catalog/prefixes.py).
+with a prefix, such as "minari:door/human-v2" (formats/catalog/load.py).
 """
 
 from __future__ import annotations

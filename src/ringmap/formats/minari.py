@@ -1,33 +1,48 @@
-"""The writing side of a Minari dataset, by Minari's own storage.
+"""The Minari format: local datasets of the Farama Foundation's Minari, read and written through its package.
 
-    obs, action, reward, ...   T + 1 rows  ->  observation, next_observation, action, reward, ...   T rows
-    observation, next_observation, ...     ->  the same                                              (as Minari is read)
+    observation  next_observation  action  reward  terminated  truncated      one row per step
+    info/<key>   next_info/<key>
 
-Invariants: episodes are logged as they are read back, so that dataset and log are of the same columns; no column is
-dropped: one that Minari has no place for is an info.
-Not here: the log (common/writer.py), Minari's files.
+An episode of T steps has T + 1 observations: `next_observation` is `observation` one step later, and holds the last.
+Spaces of several parts become columns: observation/position, ...
+The package trusts what it reads, so a dataset is looked at before:
+
+    metadata.json without spaces -> minari makes the environment that the file names: any callable, any arguments
+    main_data.hdf5               -> links and storage elsewhere are followed, shapes are believed
+
+Invariants: nothing that is refused was handed to minari, nor to a decoder of images; episodes are logged as they are
+read back; no column is dropped: one that Minari has no place for is an info.
+Not here: the log (common/writer.py), downloads (`minari download`).
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from ringmap.clips.facts import PREFIX, Facts, check_reward_at
-from ringmap.errors import InputError
+from ringmap.errors import CorruptError, InputError
+from ringmap.formats.builtin import Minari
 from ringmap.formats.common import disk
-from ringmap.formats.common.hdf5_trial import (
+from ringmap.formats.common.log import Record
+from ringmap.formats.common.refusals import Refused
+from ringmap.formats.common.safe_hdf5 import (
+    check_link,
+    datasets,
+    loaded,
     refused_attribute,
     refused_names,
     refused_rows,
     storable,
 )
-from ringmap.formats.common.log import Record
-from ringmap.formats.common.refusals import Refused
+from ringmap.formats.common.source import DirectorySource, EpisodeCache, damage_named, offsets_of
 from ringmap.formats.common.transitions import (
     Steps,
     below,
@@ -36,12 +51,237 @@ from ringmap.formats.common.transitions import (
     observations_of,
     refused_flag,
 )
+from ringmap.formats.common.untrusted import (
+    LARGEST_ROW,
+    kind_at,
+    read_json,
+    refuse_links,
+)
 from ringmap.formats.common.writer import EpisodeWriter
-from ringmap.formats.minari import COUNTS, Minari
+from ringmap.formats.media.images import picture_of
+from ringmap.storage.columns.schema import ColumnSpec, Schema
 
-__all__ = ["MinariWriter"]
+__all__ = ["MinariSource", "MinariWriter"]
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+COUNTS = ("total_steps", "id")
+"""Attributes of an episode that are Minari's own."""
+
+_WITNESSES = ("metadata.json", "main_data.hdf5")
+
+
+class MinariSource(DirectorySource):
+    """The columns of a Minari dataset, as `StoredDataset` reads them.
+
+    Args:
+        path: the folder that holds `data`.
+
+    Raises:
+        NotFoundError: there is no such folder.
+        CorruptError: it is damaged, or an episode differs from the first in its columns.
+
+    Cost: opening reads the metadata of all episodes; a read loads whole episodes, which are kept.
+    """
+
+    reward_at = "same"
+    """A row is a step: an observation, its action, and the reward of that."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        with damage_named(self.path):
+            dataset, cache = self._handle()
+            self.fps = Facts.stated(dataset.storage.metadata, PREFIX).fps
+            found = dataset.storage.get_episode_metadata(dataset.episode_indices.tolist())
+            self._metadata = [_flat(one) for one in found]
+            self.lengths = np.array([int(m["total_steps"]) for m in self._metadata], np.int32)
+            self.offsets = offsets_of(self.lengths)
+            specs = []
+            if len(self.lengths):
+                for name, rows in cache.episode(0, ["reward"]).items():
+                    text = rows.dtype.kind == "U"  # of any width: a later episode's may be wider
+                    specs.append(ColumnSpec(name, rows.shape[1:], np.dtype("U") if text else rows.dtype))
+        self.schema = Schema(tuple(specs))
+        names = [n for m in self._metadata for n in m if n not in COUNTS]
+        self.episode_columns = list(dict.fromkeys(names))
+
+    def _witnesses(self) -> Sequence[str]:
+        return [os.path.join(self.path, "data", name) for name in _WITNESSES]
+
+    def _open(self) -> Any:
+        from minari import MinariDataset
+
+        folder = os.path.join(self.path, "data")
+        refuse_harm(folder)
+        dataset = MinariDataset(folder)
+
+        def load(number: int, _: Sequence[str]) -> dict[str, Array]:
+            name = int(dataset.episode_indices[number])
+            refuse_episode(folder, name)
+            found = _columns_of(dataset[number])
+            others = [n for n in found if hasattr(self, "schema") and n not in self.schema.names]
+            if others:
+                warnings.warn(
+                    f"{self.path}: left out: episode {number} has {others}, which the first one lacks",
+                    stacklevel=2,
+                )
+            for at, _, names in os.walk(os.path.join(folder, str(name))):  # of Minari's Arrow storage
+                for file in names:
+                    self._refuse_newer(os.path.join(at, file))
+            return found
+
+        return dataset, EpisodeCache(load)
+
+    def _windows(
+        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        cache: EpisodeCache = handle[1]
+        return cache.windows(columns, self.offsets, starts, length, stride, self.schema)
+
+    def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
+        names = self.episode_columns
+        data = self._metadata[episode]
+        return {n: loaded(data[n]) for n in names if n in data and data[n] is not None}
+
+
+def _columns_of(episode: Any) -> dict[str, Array]:
+    steps = len(episode.rewards)
+    columns: dict[str, Array] = {}
+    _add(columns, "observation", episode.observations, steps)
+    _add(columns, "action", episode.actions, steps)
+    columns["reward"] = np.asarray(episode.rewards)
+    columns["terminated"] = np.asarray(episode.terminations, bool)
+    columns["truncated"] = np.asarray(episode.truncations, bool)
+    _add(columns, "info", episode.infos or {}, steps)
+    return columns
+
+
+def _add(columns: dict[str, Array], name: str, value: Any, steps: int) -> None:
+    """Add the leaves of a nested value; one of T + 1 rows as two columns, now and next."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _add(columns, f"{name}/{key}", inner, steps)
+    elif isinstance(value, tuple):
+        for number, inner in enumerate(value):
+            _add(columns, f"{name}/{number}", inner, steps)
+    else:
+        rows = np.asarray(value)
+        if rows.dtype.kind == "O":
+            rows = loaded(rows)
+        if len(rows) == steps + 1:
+            columns[name], columns[f"next_{name}"] = rows[:-1], rows[1:]
+        elif len(rows) == steps:
+            columns[name] = rows
+        else:
+            raise CorruptError(f"{name} has {len(rows)} rows for {steps} steps")
+
+
+def _flat(metadata: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the attributes of an episode, which Minari nests by the slashes in their names."""
+    found: dict[str, Any] = {}
+    for name, value in metadata.items():
+        nested = isinstance(value, Mapping)
+        found |= _flat(value, f"{prefix}{name}/") if nested else {prefix + name: value}
+    return found
+
+
+_HDF5 = "main_data.hdf5"
+
+_COUNTED = 1000
+"""Steps that a byte may stand for, packed."""
+
+
+def refuse_harm(folder: str) -> None:
+    """Look at a dataset's `data` folder as a whole.
+
+    Raises:
+        CorruptError: opening it would run code, or lead out of it.
+    """
+    refuse_links(folder)
+    path = os.path.join(folder, "metadata.json")
+    found = read_json(path)
+    stored = sum(os.stat(os.path.join(at, name)).st_size for at, _, names in os.walk(folder) for name in names)
+    for name in ("total_episodes", "total_steps"):
+        count = found.get(name, 0) if isinstance(found, dict) else -1
+        if type(count) is not int or not 0 <= count <= _COUNTED * stored:
+            raise CorruptError(
+                f"{path}: {name!r} is {count!r}, expected at most {_COUNTED} for each of {stored:,} bytes"
+            )
+    for name in ("observation_space", "action_space"):
+        space = found.get(name) if isinstance(found, dict) else None
+        if not isinstance(space, str | dict):
+            raise CorruptError(
+                f"{path}: has no {name!r}: minari would make the environment that the file names to find out, "
+                "which runs code of its choice; add the spaces (Minari's documentation, Dataset Standards)"
+            )
+        try:
+            _check_space(json.loads(space) if isinstance(space, str) else space, path)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise CorruptError(f"{path}: {name!r} makes no sense: {error}") from None
+    if kind_at(os.path.join(folder, _HDF5)) == "":
+        with _opened(folder) as file:
+            for name in file:
+                check_link(file, name)
+
+
+def refuse_episode(folder: str, number: int) -> None:
+    """Look at all that is stored of an episode, before it is read.
+
+    Raises:
+        CorruptError: it lies elsewhere, is larger than the file can hold, or has images that are none.
+    """
+    if kind_at(os.path.join(folder, _HDF5)):
+        return
+    with _opened(folder) as file:
+        name = f"episode_{number}"
+        if name in file:
+            check_link(file, name)
+            for _, dataset in datasets(file[name]):
+                _check_dataset(dataset)
+
+
+def _opened(folder: str) -> Any:
+    import h5py
+
+    return h5py.File(os.path.join(folder, _HDF5), "r")
+
+
+def _check_dataset(found: Any) -> None:
+    import h5py
+
+    path = f"{found.file.filename}: {found.name}"
+    if h5py.check_string_dtype(found.dtype) is not None:  # what a Text space holds
+        _check_texts(found, path)
+    elif h5py.check_vlen_dtype(found.dtype) is not None:  # images, each as the bytes of a file
+        for image in found[()]:
+            picture_of(image.tobytes(), path)
+
+
+def _check_texts(found: Any, path: str) -> None:
+    """Raise unless the texts of an episode fit an array as wide as the longest: many may be the same bytes."""
+    longest = found.dtype.itemsize
+    if found.dtype.kind == "O":  # one at a time: together they may be larger than the file by far
+        longest = max((len(found[number]) for number in range(len(found))), default=0)
+    nbytes, stored = 4 * longest * len(found), os.stat(found.file.filename).st_size
+    if nbytes > max(LARGEST_ROW, _COUNTED * stored):
+        raise CorruptError(
+            f"{path}: has {len(found):,} texts of up to {longest:,} bytes, which take {nbytes:,}, in a file of "
+            f"{stored:,}"
+        )
+
+
+def _check_space(space: Any, path: str, depth: int = 0) -> None:
+    """Raise unless the parts of a space are of a size that an array is made for."""
+    if not isinstance(space, dict) or depth > 32:
+        raise ValueError("is no space")
+    shape = space.get("shape", ())
+    if not all(type(n) is int and n >= 0 for n in shape) or math.prod(shape) * 8 > LARGEST_ROW:
+        raise ValueError(f"shape {shape!r}")
+    inner = space.get("subspaces", ())
+    for one in inner.values() if isinstance(inner, dict) else inner:
+        _check_space(one, path, depth + 1)
+
 
 _FLAGS = ("terminated", "truncated")
 

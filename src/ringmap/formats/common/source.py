@@ -21,6 +21,7 @@ import time
 import warnings
 import zipfile
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -33,20 +34,27 @@ from ringmap.errors import (
     ReplacedError,
     RingmapError,
     UnknownColumnError,
+    UnsupportedError,
 )
 from ringmap.formats.media.videos import Decoders
+from ringmap.storage.columns.copying import empty
 from ringmap.storage.columns.schema import Schema
 from ringmap.storage.disk.paths import local_path
 
 __all__ = [
     "DecodingSource",
     "DirectorySource",
+    "EpisodeCache",
     "damage_named",
+    "fits",
+    "mark_of",
     "offsets_of",
+    "refuse_other_table",
     "stamp_of",
     "steps_of",
     "tell_left_out",
 ]
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -293,3 +301,122 @@ def steps_of(starts: Array, length: int, stride: int) -> Array:
 def offsets_of(lengths: Array) -> Array:
     """Return the row of each episode's first step."""
     return np.cumsum(lengths, dtype=np.int64) - lengths
+
+
+CACHE_NBYTES = 256 << 20
+
+
+class EpisodeCache:
+    """Episodes by number; the least recently used one is dropped first.
+
+    Args:
+        load: episode, names of columns -> column -> array (T, ...), of these columns at least.
+    """
+
+    def __init__(self, load: Callable[[int, Sequence[str]], dict[str, Array]]) -> None:
+        self._load = load
+        self._lock = threading.RLock()
+        self._held: OrderedDict[int, dict[str, Array]] = OrderedDict()
+        self._nbytes = 0
+
+    def episode(self, number: int, columns: Sequence[str]) -> dict[str, Array]:
+        """Return columns of an episode, these at least, if it has them; the caller must not write to them."""
+        with self._lock:
+            found = self._held.setdefault(number, {})
+            self._held.move_to_end(number)
+            wanted = [name for name in columns if name not in found]
+            if wanted:
+                fresh = self._load(number, wanted)
+                self._nbytes += sum(v.nbytes for n, v in fresh.items() if n not in found)
+                found.update({n: v for n, v in fresh.items() if n not in found})
+                while self._nbytes > CACHE_NBYTES and len(self._held) > 1:
+                    _, old = self._held.popitem(last=False)
+                    self._nbytes -= sum(rows.nbytes for rows in old.values())
+            return found
+
+    def windows(
+        self, columns: Sequence[str], offsets: Array, starts: Array, length: int, stride: int, schema: Schema
+    ) -> dict[str, Array]:
+        """Read windows of columns, which may span episodes. Texts are as wide as the widest episode's that is read."""
+        rows = steps_of(starts, length, stride)
+        flat = rows.ravel()
+        specs = {spec.name: spec for spec in schema.columns}
+        found = {n: empty((len(flat), *specs[n].shape), specs[n].dtype) for n in columns}
+        episodes = np.searchsorted(offsets, flat, side="right") - 1
+        for number in np.unique(episodes).tolist():
+            there = np.flatnonzero(episodes == number)
+            episode = self.episode(number, columns)
+            for name in columns:
+                if name not in episode:
+                    raise UnsupportedError(
+                        f"column {name!r} is not in episode {number}; leave it out: keys_to_load=, or the episode: "
+                        "where="
+                    )
+                if found[name].dtype.kind in "SU":  # a narrower array cuts texts
+                    wide = np.promote_types(found[name].dtype, episode[name].dtype)
+                    found[name] = found[name].astype(wide, copy=False)
+                elif not np.can_cast(episode[name].dtype, found[name].dtype):
+                    raise UnsupportedError(
+                        f"column {name!r} is of {episode[name].dtype} in episode {number}, and of {found[name].dtype} "
+                        "in others"
+                    )
+                steps = flat[there] - offsets[number]
+                if there[-1] - there[0] == len(there) - 1:  # straight into its place: no copy between
+                    out = found[name][there[0] : there[-1] + 1]
+                    np.take(episode[name].astype(out.dtype, copy=False), steps, 0, out, "clip")
+                else:
+                    found[name][there] = episode[name][steps]
+        return {name: v.reshape(*rows.shape, *v.shape[1:]) for name, v in found.items()}
+
+
+_MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+"""Of splitmix64."""
+
+
+def mark_of(lengths: Array, offsets: Array, before: Array | None = None) -> Array:
+    """Return the mark of a table, (2,) uint64: how many episodes, and the sum of their hashes.
+
+    Args:
+        lengths: of the episodes.
+        offsets: of their first rows.
+        before: the mark of the episodes in front of them.
+
+    Example:
+        >>> whole = mark_of(np.array([4, 4, 4]), np.array([0, 4, 8]))
+        >>> first = mark_of(np.array([4]), np.array([0]))
+        >>> mark_of(np.array([4, 4]), np.array([4, 8]), first).tolist() == whole.tolist()
+        True
+    """
+    count = 0 if before is None else int(before[0])
+    one, two, three = (np.uint64(n) for n in _MIX)
+    hashes = np.arange(count + 1, count + 1 + len(lengths), dtype=np.uint64) * one
+    for part in (offsets, lengths):
+        hashes ^= np.asarray(part, np.int64).astype(np.uint64)
+        hashes = (hashes ^ (hashes >> np.uint64(30))) * two
+        hashes = (hashes ^ (hashes >> np.uint64(27))) * three
+    total = int(hashes.sum(dtype=np.uint64)) + (0 if before is None else int(before[1]))
+    return np.array([count + len(lengths), total % (1 << 64)], np.uint64)
+
+
+def fits(mark: Any, lengths: Array, offsets: Array) -> bool:
+    """Tell whether a table begins with the episodes of a mark; None, of data without one, fits."""
+    if mark is None:
+        return True
+    try:
+        stated = [int(n) for n in mark]
+    except (TypeError, ValueError):
+        return False
+    if len(stated) != 2 or not 0 <= stated[0] <= len(lengths):
+        return False
+    found = mark_of(lengths[: stated[0]], offsets[: stated[0]])
+    return [int(n) for n in found] == stated
+
+
+def refuse_other_table(path: str) -> CorruptError:
+    """Return the error for data whose mark does not fit."""
+    return CorruptError(
+        f"{path}: the data of its episodes were written for other episodes than it has: another program removed or "
+        "moved some, so it is "
+        "not known which data are of which; the rows of numbers can be read: write these to a new dataset, and leave "
+        "the data out"
+    )
