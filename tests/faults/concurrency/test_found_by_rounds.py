@@ -11,7 +11,7 @@ import pytest
 import ringmap
 from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.clips.gather import PINNED
-from ringmap.errors import RoleError
+from ringmap.errors import ClosedError, RoleError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.commit.background import Background
 from ringmap.storage.disk.files import Disk
@@ -135,6 +135,23 @@ def test_a_handler_that_closes_in_the_middle_of_a_close(tmp_path):
     if "not struck" in done.stdout:
         pytest.skip("this Python waits for threads in another way")
     assert done.stdout == "struck\n"
+
+
+def test_a_read_that_waits_to_recover_while_another_thread_closes(tmp_path, monkeypatch):
+    """What a failed write left was to be recovered; the close had its turn first, and gave the files back."""
+    buf = ReplayBuffer(100, path=tmp_path / "buf")
+    buf.write_episode({"obs": np.arange(10)})
+    store, alone = buf.engine.owned, buf.engine.owned.alone
+
+    def after_a_close(*args):
+        monkeypatch.undo()
+        store.abandon()
+        return alone(*args)
+
+    store._stale = True
+    monkeypatch.setattr(store, "alone", after_a_close)
+    with pytest.raises(ClosedError):
+        buf.sample(2)
 
 
 class Target:

@@ -353,7 +353,7 @@ class Store(Committer):
             return  # a write or a recovery is running: memory shows the state before it
 
         def recover() -> None:
-            if self._stale:
+            if self._stale and not self._closed and not self.is_poisoned:  # by now: another thread had its turn
                 self._recover()
 
         try:
