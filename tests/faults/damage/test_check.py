@@ -1,9 +1,7 @@
-import dataclasses
 import itertools
 import json
 import os
 import re
-import shutil
 import struct
 import subprocess
 import sys
@@ -17,16 +15,13 @@ from ringmap.errors import NewerVersionError, UnknownFormatError, UnreleasedVers
 from ringmap.storage.disk import system
 from ringmap.storage.disk.checksums import json_checksum
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.disk.paths import Paths
 from ringmap.storage.inspect import check as checking
 from ringmap.storage.inspect.check import Finding, check_folder
 from ringmap.storage.inspect.describe import facts_of
 from ringmap.storage.inspect.repair import repair_folder
-from ringmap.storage.records.manifest import VERSION, read_manifest
-from ringmap.storage.records.state import StateFile
-from ringmap.storage.records.table import CLEAR, EpisodeTable, Record
+from ringmap.storage.records.manifest import VERSION
 from tests.faults.damage.buffers import KINDS, episode_of, make
-from tests.tiers import few
+from tests.faults.damage.vandals import OBS, PIXELS, STREAM, Vandal
 
 # -- sound buffers ---------------------------------------------------------------------------------
 
@@ -189,284 +184,7 @@ def test_sound_beside_a_flat_out_writer_process(place):
     assert ringmap.check(place / "a") == []
 
 
-# -- vandals: each breaks one invariant --------------------------------------------------------------
-
-
-class Vandal:
-    """A buffer to be broken, and the tools for it."""
-
-    def __init__(self, folder, kind="wrapped"):
-        self.folder, self.paths = folder, Paths(str(folder))
-        self.truth = make(kind, folder)
-        self.manifest = read_manifest(Disk(), str(folder))
-        self.records = {}
-        table = EpisodeTable.open(Disk(), self.paths.table, self.manifest.table_slots, self.manifest.uuid, write=True)
-        records, valid, _ = table.scan()
-        self.records = {int(r["seq"]): Record.of(r) for r in records[valid]}
-        self.seq = max(self.records)
-        table.close()
-
-    def name(self, column):
-        return self.manifest.files[self.manifest.schema.names.index(column)]
-
-    def edit(self, name, at, data):
-        with open(self.folder / name, "r+b") as file:
-            file.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
-            file.write(data)
-
-    def flip(self, name, at, bit=4):
-        data = bytearray((self.folder / name).read_bytes())
-        data[at] ^= bit
-        (self.folder / name).write_bytes(data)
-
-    def cut(self, name, to):
-        os.truncate(self.folder / name, to)
-
-    def write_manifest(self, **changes):
-        (self.folder / "manifest.json").write_bytes(dataclasses.replace(self.manifest, **changes).encode())
-
-    def write_record(self, seq, **changes):
-        table = EpisodeTable.open(Disk(), self.paths.table, self.manifest.table_slots, self.manifest.uuid, write=True)
-        table.write(self.records[seq]._replace(**changes))
-        table.close()
-
-    def write_states(self, *changes):
-        file = Disk().open(self.paths.state, write=True)
-        states = StateFile(file, self.manifest.uuid)
-        newest = states.newest()
-        for change in changes:
-            states.write(newest._replace(**change))
-        file.close()
-        return newest
-
-    def swap(self, one, other):
-        one, other, beside = self.folder / one, self.folder / other, self.folder / "beside"
-        os.rename(one, beside)
-        os.rename(other, one)
-        os.rename(beside, other)
-
-
-def newest_state(v):
-    file = Disk().open(v.paths.state)
-    newest = StateFile(file, v.manifest.uuid).newest()
-    file.close()
-    return newest
-
-
-def with_too_many_steps(v):
-    oldest = min(s for s in v.records if v.records[s].live)
-    record = v.records[v.seq]
-    v.write_record(v.seq, tail=v.records[oldest].start, first=oldest)
-    newest = newest_state(v)
-    changed = {"tail": v.records[oldest].start, "first": oldest}
-    v.write_states(
-        {**changed, "generation": newest.generation + 1},
-        {**changed, "generation": newest.generation + 2},
-    )
-    assert record.head - v.records[oldest].start > v.manifest.max_steps
-
-
-def damaged_newest_blob(v):
-    record = v.records[v.seq]
-    assert record.kind == CLEAR
-    v.flip(f"data/{record.blob_segment:012d}.bin", record.blob_offset + 20)
-
-
-def a_live(v):
-    return sorted(v.truth.episodes)[2]
-
-
-def row_of(v, column, seq):
-    spec = v.manifest.schema.columns[v.manifest.schema.names.index(column)]
-    return 4096 + v.records[seq].start % v.manifest.rows * spec.row_nbytes
-
-
-def foreign_manifest(v):
-    make("wrapped", v.folder.with_suffix(".b"), base=50)
-    shutil.copy(v.folder.with_suffix(".b") / "manifest.json", v.folder / "manifest.json")
-
-
-STREAM = "open/*/steps.bin"
-OBS, PIXELS, LAST = "columns/000-obs-x.npy", "columns/001-pixels.npy", "columns/003-name.npy"
-SEGMENT = "data/000000000009.bin"
-
-VANDALS = {
-    # manifest
-    "manifest missing": (lambda v: os.remove(v.paths.manifest), "manifest.json", "missing"),
-    "manifest a folder": (
-        lambda v: (os.remove(v.paths.manifest), os.mkdir(v.paths.manifest)),
-        "manifest.json",
-        "missing",
-    ),
-    "manifest not JSON": (lambda v: v.cut("manifest.json", 100), "manifest.json", "not valid JSON"),
-    "manifest edited": (
-        lambda v: v.edit(
-            "manifest.json",
-            0,
-            (v.folder / "manifest.json").read_bytes().replace(b'"max_steps": 60', b'"max_steps": 61'),
-        ),
-        "manifest.json",
-        "edited or damaged",
-    ),
-    "manifest's version edited": (
-        lambda v: v.edit(
-            "manifest.json", 0, (v.folder / "manifest.json").read_bytes().replace(b'"version": 3', b'"version": 7')
-        ),
-        "manifest.json",
-        "edited or damaged",
-    ),
-    "manifest's version made an old one": (
-        lambda v: v.edit(
-            "manifest.json", 0, (v.folder / "manifest.json").read_bytes().replace(b'"version": 3', b'"version": 2')
-        ),
-        "manifest.json",
-        "edited or damaged",
-    ),
-    "manifest of another buffer": (foreign_manifest, "manifest.json", "another buffer"),
-    "manifest without columns": (
-        lambda v: (v.folder / "manifest.json").write_bytes(v.manifest.without_columns().encode()),
-        "manifest.json",
-        "old copy",
-    ),
-    # episode table
-    "table missing": (lambda v: os.remove(v.paths.table), "episodes.npy", "missing"),
-    "table cut": (lambda v: v.cut("episodes.npy", 5000), "episodes.npy", "has 5000 bytes, expected"),
-    "table grown": (
-        lambda v: v.edit("episodes.npy", os.path.getsize(v.paths.table), bytes(99999)),
-        "episodes.npy",
-        "expected",
-    ),
-    "table's header": (lambda v: v.flip("episodes.npy", 20), "episodes.npy", "header"),
-    "a record": (lambda v: v.flip("episodes.npy", 4096 + 128 * a_live(v)), "episodes.npy", "record 10 is damaged"),
-    "a flag": (
-        lambda v: v.flip("episodes.npy", 4096 + 128 * 10 + 113, 64),
-        "episodes.npy",
-        "record 10 has a damaged flag",
-    ),
-    "two records": (
-        lambda v: v.edit("episodes.npy", 4096 + 128 * a_live(v), bytes(256)),
-        "episodes.npy",
-        "records 10 to 11",
-    ),
-    "the newest record": (
-        lambda v: v.flip("episodes.npy", 4096 + 128 * v.seq + 70),
-        "episodes.npy",
-        "record 14 is damaged or missing",
-    ),
-    "all records": (lambda v: v.edit("episodes.npy", 4096, bytes(128 * 184)), "episodes.npy", "records"),
-    "a gap in positions": (
-        lambda v: v.write_record(
-            a_live(v), start=v.records[a_live(v)].start + 1, length=v.records[a_live(v)].length - 1
-        ),
-        "episodes.npy",
-        "starts before the head",
-    ),
-    "a tail that goes back": (
-        lambda v: v.write_record(a_live(v), tail=v.records[a_live(v) + 1].tail + 1),
-        "episodes.npy",
-        "smaller tail",
-    ),
-    "a tail beyond the head": (lambda v: v.write_record(a_live(v), tail=9999), "episodes.npy", "can't be right"),
-    "an earlier time": (lambda v: v.write_record(a_live(v), time=3), "episodes.npy", "earlier time"),
-    "an ordinal given before": (lambda v: v.write_record(a_live(v), ordinal=1), "episodes.npy", "given before"),
-    "a wrong count of ordinals": (lambda v: v.write_record(a_live(v), behind=3), "episodes.npy", "given before"),
-    "a chain of no part": (lambda v: v.write_record(a_live(v), chain=3), "episodes.npy", "but names one"),
-    "too many steps": (with_too_many_steps, "episodes.npy", "14"),
-    # state
-    "state missing": (lambda v: os.remove(v.paths.state), "state.bin", "missing"),
-    "state cut": (lambda v: v.cut("state.bin", 4100), "state.bin", "4100 bytes, expected 8192"),
-    "state zeroed": (lambda v: v.edit("state.bin", 0, bytes(8192)), "state.bin", "neither state in it is valid"),
-    "slot 0 torn": (lambda v: v.flip("state.bin", 30), "state.bin", "slot 0 is torn or damaged"),
-    "slot 1 torn": (lambda v: v.flip("state.bin", 4096 + 87), "state.bin", "slot 1 is torn or damaged"),
-    "slots exchanged": (
-        lambda v: v.edit("state.bin", 0, (d := (v.folder / "state.bin").read_bytes())[4096:] + d[:4096]),
-        "state.bin",
-        "neither",
-    ),
-    "state disagrees": (
-        lambda v: v.write_states({"tail": newest_state(v).tail - 1}),
-        "state.bin",
-        "disagrees with record 14",
-    ),
-    "state is old": (
-        lambda v: v.write_states(
-            *(
-                {
-                    "generation": newest_state(v).generation + i,
-                    "seq": 10,
-                    "first": v.records[10].first,
-                    "tail": v.records[10].tail,
-                    "head": v.records[10].head,
-                }
-                for i in (1, 2)
-            )
-        ),
-        "state.bin",
-        "shows record 10, but 14 is stored",
-    ),
-    # columns
-    "column missing": (lambda v: os.remove(v.folder / PIXELS), PIXELS, "missing"),
-    "column cut": (lambda v: v.cut(PIXELS, 4200), PIXELS, "has 4200 bytes, expected"),
-    "column grown": (lambda v: v.edit(PIXELS, os.path.getsize(v.folder / PIXELS), b"x"), PIXELS, "expected"),
-    "column's header": (lambda v: v.flip(PIXELS, 8), PIXELS, "header is not that"),
-    "column's label": (lambda v: v.edit(PIXELS, -4000, b"x"), PIXELS, "label after the rows"),
-    "a row": (lambda v: v.flip(PIXELS, row_of(v, "pixels", a_live(v)) + 3), PIXELS, "rows of record 10"),
-    "the last byte of the ring": (lambda v: v.flip(OBS, row_of(v, "obs/x", a_live(v))), OBS, "rows of record 10"),
-    "no column at all": (lambda v: (v.folder / PIXELS).write_bytes(bytes(5000)), PIXELS, "has 5000 bytes, expected"),
-    # segments
-    "a blob": (
-        lambda v: v.flip(f"data/{v.records[9].blob_segment:012d}.bin", v.records[9].blob_offset + 3),
-        "data/000000000009.bin",
-        "blob of record 9",
-    ),
-    "segment missing": (
-        lambda v: os.remove(v.folder / "data/000000000009.bin"),
-        "data/000000000009.bin",
-        "gone with its segment",
-    ),
-    "segment cut": (lambda v: v.cut("data/000000000009.bin", 20), "data/000000000009.bin", "blob of record 9"),
-    "data missing": (lambda v: shutil.rmtree(v.paths.data), "data", "folder is missing"),
-    "open missing": (lambda v: shutil.rmtree(v.paths.open), "open", "folder is missing"),
-    # what is not ours
-    "a file": (lambda v: (v.folder / "notes.txt").write_text("mine"), "notes.txt", "not part of a buffer"),
-    "a folder": (lambda v: (v.folder / "backup").mkdir(), "backup", "not part of a buffer"),
-    "a file in columns": (lambda v: (v.folder / "columns/x.npy").touch(), "columns/x.npy", "not part of a buffer"),
-    "a file in data": (lambda v: (v.folder / "data/x").touch(), "data/x", "not part of a buffer"),
-    "a file in open": (lambda v: (v.folder / "open/x").touch(), "open/x", "not part of a buffer"),
-    "a pipe": (lambda v: os.mkfifo(v.folder / "pipe"), "pipe", "not part of a buffer"),
-    "a link to a segment": (
-        lambda v: (
-            os.rename(v.folder / SEGMENT, v.folder.with_suffix(".x")),
-            os.symlink(v.folder.with_suffix(".x"), v.folder / SEGMENT),
-        ),
-        SEGMENT,
-        "is a symbolic link, expected a regular file",
-    ),
-    "a pipe for a segment": (
-        lambda v: (os.remove(v.folder / SEGMENT), os.mkfifo(v.folder / SEGMENT)),
-        SEGMENT,
-        "is a pipe, expected a regular file",
-    ),
-    "a link to a column": (
-        lambda v: (
-            os.rename(v.folder / PIXELS, v.folder.with_suffix(".x")),
-            os.symlink(v.folder.with_suffix(".x"), v.folder / PIXELS),
-        ),
-        PIXELS,
-        "is a symbolic link",
-    ),
-}
-
-
-@pytest.mark.parametrize("vandal", few(VANDALS, 25))
-def test_vandal_is_found(place, vandal):
-    v = Vandal(place / "a")
-    breaks, file, what = VANDALS[vandal]
-    assert ringmap.check(v.folder) == []
-    breaks(v)
-    findings = ringmap.check(v.folder)
-    assert any(f.file == file and what in f.what for f in findings), findings
-    assert str(findings[0]) == f"{findings[0].file}: {findings[0].what}"
+# -- damages that more than a name and words tell of; the others: test_damages.py -------------------------
 
 
 def test_swapped_columns_are_found_and_named(place):
@@ -488,7 +206,7 @@ def test_swapped_segments_are_damaged_blobs(place):
 
 def test_the_blob_of_a_clear_carries_the_sampling_state(place):
     v = Vandal(place / "a", "cleared")
-    damaged_newest_blob(v)
+    v.flip_newest_blob()
     (finding,) = ringmap.check(v.folder)
     assert finding.file == f"data/{v.records[v.seq].blob_segment:012d}.bin"
     assert "small state" in finding.what
@@ -544,7 +262,7 @@ def test_a_stream_that_a_kill_cut_is_sound(place, to):
 def test_check_goes_on_after_the_first_damage(place):
     v = Vandal(place / "a")
     os.remove(v.paths.manifest)
-    v.flip(PIXELS, row_of(v, "pixels", a_live(v)))
+    v.flip(PIXELS, v.row_of("pixels", v.a_live))
     v.flip(OBS, 7)
     v.flip("episodes.npy", 4096 + 128 * 12)
     v.flip("state.bin", 9)
@@ -672,7 +390,7 @@ def test_a_byte_that_holds_nothing_is_no_finding(place):
 
 def test_unreadable_file_is_a_finding(place):
     v = Vandal(place / "a")
-    bad = row_of(v, "pixels", a_live(v))
+    bad = v.row_of("pixels", v.a_live)
 
     class BadSector(Disk):
         def open(self, path, write=False):

@@ -6,7 +6,7 @@ import ringmap
 from ringmap import ReplayBuffer
 from ringmap.errors import CorruptError
 from tests.faults.damage.buffers import served
-from tests.faults.damage.test_check import VANDALS, Vandal
+from tests.faults.damage.vandals import Vandal, an_old_state
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
 
@@ -32,7 +32,7 @@ def test_a_torn_state_is_an_error_and_no_empty_buffer(place, slot):
 
 def test_an_old_copy_of_the_state_is_refused(place):
     v = Vandal(place / "a")
-    VANDALS["state is old"][0](v)
+    an_old_state(v)
     with pytest.raises(CorruptError, match=r"state\.bin: shows record 10, but record 12 is stored: an old copy"):
         ReplayBuffer.open(v.folder)
     with ReplayBuffer.open(v.folder, "r+") as buf:  # which finds what is stored

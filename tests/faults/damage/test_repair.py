@@ -22,176 +22,11 @@ from ringmap.storage.records.blobs import segment_name
 from ringmap.storage.records.manifest import read_manifest
 from tests.faults.damage.buffers import episode_of, make, served
 from tests.faults.damage.fuzz import DyingDisk, Killed, bytes_in, faults_after_kill
-from tests.faults.damage.test_check import (
-    LAST,
-    OBS,
-    PIXELS,
-    SEGMENT,
-    STREAM,
-    VANDALS,
-    Vandal,
-    a_frame,
-    damaged_newest_blob,
-    row_of,
-)
-from tests.tiers import few
+from tests.faults.damage.test_check import a_frame
+from tests.faults.damage.test_damages import kept, mended
+from tests.faults.damage.vandals import LAST, OBS, PIXELS, SEGMENT, STREAM, Vandal, an_old_state
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
-
-
-def kept(folder, truth, left=()):
-    """Return the record numbers of the episodes that a buffer holds, having compared every byte and clips."""
-    with ReplayBuffer.open(folder, "r+") as buf:
-        numbers = []
-        for number, columns, data in served(buf):
-            assert truth.fault(number, columns, data) is None
-            numbers.append(number)
-        for _ in range(bool(numbers) * 3):
-            clips = buf.sample(32, history_len=1)
-            for i in range(32):
-                assert truth.clip_fault({name: v[i, 0] for name, v in clips.items()}) is None
-        assert {finding.file for finding in buf.check()} <= set(left)
-    buf.close()
-    seqs = {number: seq for seq, number in truth.episodes.items()}
-    return [seqs[number] for number in numbers]
-
-
-def mended(v, left=()):
-    """Repair, and return which episodes are left; a dry run before it says the same and changes nothing."""
-    before = bytes_in(v.folder)
-    planned = ringmap.repair(v.folder)
-    assert bytes_in(v.folder) == before
-    done = ringmap.repair(v.folder, dry_run=False)
-    assert list(map(str, planned)) == list(map(str, done))
-    assert {finding.file for finding in ringmap.check(v.folder)} == set(left)
-    assert ringmap.repair(v.folder) == []
-    return kept(v.folder, v.truth, left)
-
-
-# What each vandal costs: records of the episodes that are lost; "all"; or nothing.
-COSTS = {
-    "a record": [10],
-    "two records": [10, 11],
-    "the newest record": [14],
-    "all records": "all",
-    "table missing": "all",
-    "table cut": [8, 9, 10, 11, 12, 13, 14],
-    "a row": [10],
-    "the last byte of the ring": [10],
-    "a blob": [9],
-    "segment missing": [9],
-    "segment cut": [9],
-    "data missing": "all",
-    "column missing": "all",
-    "no column at all": "all",
-    "a link to a column": "all",
-    "a link to a segment": [9],
-    "a pipe for a segment": [9],
-}
-FORGED = [
-    "a tail that goes back",
-    "a tail beyond the head",
-    "an earlier time",
-    "an ordinal given before",
-    "a wrong count of ordinals",
-    "a chain of no part",
-    "a gap in positions",
-    "too many steps",
-]
-"""Records whose checksums hold contradict each other."""
-NOT_OURS = {"a file", "a folder", "a file in columns", "a file in data", "a file in open", "a pipe"}
-
-
-@pytest.mark.parametrize("vandal", few(sorted(VANDALS.keys() - NOT_OURS - {"manifest of another buffer"}), 20))
-def test_vandal_is_mended(place, vandal):
-    v = Vandal(place / "a")
-    VANDALS[vandal][0](v)
-    cost = COSTS.get(vandal, [])
-    if vandal == "table cut":
-        cost = [seq for seq in v.truth.episodes if 4096 + 128 * seq + 128 > 5000]
-    if vandal == "column cut":
-        cost = [s for s in v.truth.episodes if row_of(v, "pixels", s) + 16 * v.records[s].length > 4200]
-    if vandal in FORGED:
-        before = bytes_in(v.folder)
-        for dry_run in (True, False):
-            with pytest.raises(CorruptError, match="no accident does this, and nothing was changed"):
-                ringmap.repair(v.folder, dry_run)
-        assert {name for name, data in bytes_in(v.folder).items() if data != before[name]} <= {"lock"}
-        return
-    expected = [] if cost == "all" else [seq for seq in v.truth.episodes if seq not in cost]
-    assert mended(v) == expected
-
-
-@pytest.mark.parametrize("vandal", sorted(NOT_OURS))
-def test_what_is_not_ours_is_left_alone(place, vandal):
-    v = Vandal(place / "a")
-    VANDALS[vandal][0](v)
-    before = bytes_in(v.folder)
-    assert ringmap.repair(v.folder, dry_run=False) == []
-    assert bytes_in(v.folder).keys() == before.keys()
-    assert {finding.file for finding in ringmap.check(v.folder)} == {VANDALS[vandal][1]}
-
-
-def test_sound_buffer_is_left_alone(place):
-    v = Vandal(place / "a")
-    before = bytes_in(v.folder)
-    assert ringmap.repair(v.folder, dry_run=False) == []
-    after = bytes_in(v.folder)
-    assert {name for name in before if before[name] != after[name]} <= {"lock"}
-
-
-def swap(one, other):
-    return lambda v: v.swap(one, other)
-
-
-def put_another_buffers(name):
-    def vandal(v):
-        make("wrapped", v.folder.with_suffix(".b"), base=50)
-        shutil.copy(v.folder.with_suffix(".b") / name, v.folder / name)
-
-    return vandal
-
-
-def misplace(v):
-    os.rename(v.folder / PIXELS, v.folder / "columns/pixels.npy")
-    os.rename(v.folder / "manifest.json", v.folder / "manifest.json.bak")
-
-
-ELSEWHERE = {
-    "two columns": (swap(OBS, PIXELS), "it is column 'pixels' of this buffer"),
-    "a column and the table": (swap(OBS, "episodes.npy"), "it is column 'obs/x'|it is an episode table"),
-    "a column and a segment": (swap(OBS, "data/000000000010.bin"), "it is column 'obs/x' of this buffer"),
-    "a column and the state": (swap(OBS, "state.bin"), "it is column 'obs/x'|it is a state file"),
-    "a column and the lock": (swap(OBS, "lock"), "lock: swapped: it is column 'obs/x' of this buffer"),
-    "table and state": (swap("episodes.npy", "state.bin"), "it is an episode table|it is a state file"),
-    "table and manifest": (swap("episodes.npy", "manifest.json"), "it is a manifest|it is an episode table"),
-    "state and a segment": (swap("state.bin", "data/000000000010.bin"), "it is a state file"),
-    "a column of another buffer": (put_another_buffers(PIXELS), "it is column 'pixels' of another buffer"),
-    "a table of another buffer": (put_another_buffers("episodes.npy"), "is of another buffer"),
-    "a manifest of another buffer": (put_another_buffers("manifest.json"), "belongs to another buffer"),
-    "misplaced": (misplace, "can't be made again"),
-}
-
-
-@pytest.mark.parametrize("what", ELSEWHERE)
-def test_a_file_of_another_name_is_named_and_nothing_is_changed(place, what):
-    """None is lost: put back, all is there."""
-    v = Vandal(place / "a")
-    sound = bytes_in(v.folder)
-    breaks, said = ELSEWHERE[what]
-    breaks(v)
-    before = bytes_in(v.folder)
-    for dry_run in (True, False):
-        with pytest.raises(CorruptError, match=said):
-            ringmap.repair(v.folder, dry_run=dry_run)
-    assert {name for name, data in bytes_in(v.folder).items() if data != before[name]} <= {"lock"}
-    assert ringmap.check(v.folder)
-    for name in before:
-        (v.folder / name).unlink()
-    for name, data in sound.items():
-        (v.folder / name).write_bytes(data)
-    assert ringmap.check(v.folder) == []
-    assert kept(v.folder, v.truth) == list(v.truth.episodes)
 
 
 def test_what_a_folder_lies_in_the_place_of_is_left_to_people(place):
@@ -281,7 +116,7 @@ def test_the_table_is_trusted_where_the_state_is_lost_too(place):
 
 def test_records_beyond_a_lost_one_are_kept_where_the_state_is_an_old_copy_too(place):
     v = Vandal(place / "a")
-    VANDALS["state is old"][0](v)  # shows record 10
+    an_old_state(v)  # shows record 10
     v.flip("episodes.npy", 4096 + 128 * 11)
     assert mended(v) == [seq for seq in v.truth.episodes if seq != 11]
 
@@ -292,7 +127,7 @@ def test_everything_at_once(place):
     v.edit("state.bin", 0, os.urandom(8192))
     v.flip(OBS, 3)
     v.edit(PIXELS, -4000, b"x")
-    v.flip(LAST, row_of(v, "name", 12))
+    v.flip(LAST, v.row_of("name", 12))
     v.flip("episodes.npy", 4096 + 128 * 10)
     v.flip("data/000000000009.bin", 3)
     os.remove(v.folder / "data/000000000008.bin")
@@ -304,7 +139,7 @@ def test_everything_at_once(place):
 
 def test_the_small_state_goes_back_with_the_blob_of_a_clear(place):
     v = Vandal(place / "a", "cleared")
-    damaged_newest_blob(v)
+    v.flip_newest_blob()
     actions = ringmap.repair(v.folder)
     assert actions[0].seq == v.seq
     assert f"go back to the small state before record {v.seq}" in actions[0].what
@@ -338,7 +173,7 @@ def test_a_stream_without_columns_is_removed(place):
 def test_refuses_beside_a_writer(place):
     v = Vandal(place / "a")
     buf = ReplayBuffer.open(v.folder, "r+")
-    v.flip(PIXELS, row_of(v, "pixels", 10))
+    v.flip(PIXELS, v.row_of("pixels", 10))
     with pytest.raises(LockedError, match="is being written by process") as caught:
         ringmap.repair(v.folder, dry_run=False)
     assert isinstance(caught.value, RoleError)
@@ -355,7 +190,7 @@ def test_a_live_reader_follows_a_repair(place):
     v = Vandal(place / "a")
     reader = ReplayBuffer.open(v.folder)
     before = reader.num_episodes
-    v.flip(PIXELS, row_of(v, "pixels", 10))
+    v.flip(PIXELS, v.row_of("pixels", 10))
     ringmap.repair(v.folder, dry_run=False)
     assert reader.refresh()
     assert reader.num_episodes == before - 1
@@ -364,7 +199,7 @@ def test_a_live_reader_follows_a_repair(place):
 
 def test_a_dropped_episode_stays_so_when_its_flag_is_damaged(place):
     v = Vandal(place / "a")
-    v.flip(PIXELS, row_of(v, "pixels", 10))
+    v.flip(PIXELS, v.row_of("pixels", 10))
     expected = mended(v)
     v.flip("episodes.npy", 4096 + 128 * 10 + 113, 64)
     assert {f.what for f in ringmap.check(v.folder) if f.file == "episodes.npy"} == {"record 10 has a damaged flag"}
@@ -374,7 +209,7 @@ def test_a_dropped_episode_stays_so_when_its_flag_is_damaged(place):
 def test_positions_never_move_and_writing_goes_on(place):
     v = Vandal(place / "a")
     v.flip("episodes.npy", 4096 + 128 * v.seq)
-    v.flip(PIXELS, row_of(v, "pixels", 10))
+    v.flip(PIXELS, v.row_of("pixels", 10))
     ringmap.repair(v.folder, dry_run=False)
     with ReplayBuffer.open(v.folder, "r+") as buf:
         assert buf.engine.owned.head == v.records[v.seq].head
@@ -391,7 +226,7 @@ def test_after_a_reboot(place, monkeypatch):
     v = Vandal(place / "a", "killed")
     monkeypatch.setattr("ringmap.buffers.engine.DISK", Disk())
     monkeypatch.setattr(ringmap.storage.disk.system, "_read_boot_id", lambda: b"another boot id.")
-    v.flip(PIXELS, row_of(v, "pixels", 12))
+    v.flip(PIXELS, v.row_of("pixels", 12))
     v.flip("episodes.npy", 4096 + 128 * 11)
     assert mended(v) == [seq for seq in v.truth.episodes if seq not in (11, 12)]
 
@@ -536,7 +371,7 @@ def lose(name):
 
 
 BESIDE = {
-    "a row": (lambda v: v.flip(PIXELS, row_of(v, "pixels", 10)), True),
+    "a row": (lambda v: v.flip(PIXELS, v.row_of("pixels", 10)), True),
     "a record": (lambda v: v.flip("episodes.npy", 4096 + 128 * 10), True),
     "a blob": (lambda v: v.flip(SEGMENT, 3), True),
     "a column cut": (lambda v: v.cut(LAST, 4500), True),
@@ -611,7 +446,7 @@ def test_a_page_that_can_not_be_read_stops_a_repair_in_place(place):
     """What the disk gives another time may be whole: nothing is dropped."""
     v = Vandal(place / "a")
     before = bytes_in(v.folder)
-    for name, at in ((PIXELS, row_of(v, "pixels", 10)), ("episodes.npy", 4096 + 128 * 10), (SEGMENT, 3)):
+    for name, at in ((PIXELS, v.row_of("pixels", 10)), ("episodes.npy", 4096 + 128 * 10), (SEGMENT, 3)):
         disk = ReadOnlyDisk(place / "a", name, at)
         disk.before = lambda *_: None
         with pytest.raises(EnvironmentFault, match=r"Input/output error.*ringmap.repair\(path, to=...\)"):
@@ -671,14 +506,14 @@ def test_a_copy_of_what_is_whole_from_a_place_that_can_not_be_written(place, dam
 
 def test_a_page_that_can_not_be_read_costs_its_episode_alone(place):
     v = Vandal(place / "a")
-    at = row_of(v, "pixels", 10)
+    at = v.row_of("pixels", 10)
     disk = ReadOnlyDisk(v.folder, PIXELS, at)
     copy_repaired(disk, str(v.folder), str(place / "b"), dry_run=False)
     page = range(at // 4096 * 4096, at // 4096 * 4096 + 4096)
     lost = [
         s
         for s in v.truth.episodes
-        if row_of(v, "pixels", s) in page or row_of(v, "pixels", s) + 16 * v.records[s].length - 1 in page
+        if v.row_of("pixels", s) in page or v.row_of("pixels", s) + 16 * v.records[s].length - 1 in page
     ]
     assert 10 in lost
     assert kept(place / "b", v.truth) == [s for s in v.truth.episodes if s not in lost]
