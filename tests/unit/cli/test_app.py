@@ -73,17 +73,7 @@ except SystemExit:
 
 def test_help_imports_no_command_and_nothing_heavy():
     modules = run("-c", PROBE.format(words=["--help"])).stdout.partition("MODULES")[2].split()
-    heavy = {
-        "numpy",
-        "torch",
-        "gymnasium",
-        "zarr",
-        "h5py",
-        "lance",
-        "matplotlib",
-        "PIL",
-        "rich.console",
-    }
+    heavy = {"numpy", "torch", "gymnasium", "zarr", "h5py", "lance", "matplotlib", "PIL", "rich.console"}
     assert not heavy & set(modules)
     of_commands = {f"ringmap.cli.{HOMES.get(name, name)}" for name in COMMANDS}
     assert not of_commands & set(modules)
@@ -101,22 +91,6 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys, missing)
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said == (f'ringmap: error: the command line: {missing} is not installed; pip install "ringmap[cli]"\n')
-
-
-def test_wrong_calls_are_one_line_and_a_hint(cli):
-    done = cli("chek", "x")
-    assert (done.code, done.out) == (2, "")
-    assert done.err == ("ringmap: error: No such command 'chek'. Did you mean 'check'?\nTry 'ringmap --help'.\n")
-    done = cli("info", "--bogus", "x")
-    assert done.code == 2
-    assert done.err.endswith("Try 'ringmap info --help'.\n")
-
-
-def test_errors_are_one_line_on_stderr(cli):
-    done = cli("info", "nothing")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("ringmap: error: No dataset 'nothing': the path nothing does not exist in ")
-    assert done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -188,21 +162,8 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
     assert (done.stdout, done.stderr) == ("[\n  {\n    ", "")
 
 
-def test_the_shell_completes_commands():
-    env = os.environ | {
-        "_RINGMAP_COMPLETE": "complete_bash",
-        "COMP_WORDS": "ringmap e",
-        "COMP_CWORD": "1",
-    }
-    done = run("-m", "ringmap", env=env)
-    assert done.stdout.split() == ["episodes"], done.stderr
-
-
-def test_completion_knows_the_options_of_a_command():
-    env = os.environ | {
-        "_RINGMAP_COMPLETE": "complete_bash",
-        "COMP_WORDS": "ringmap watch --o",
-        "COMP_CWORD": "2",
-    }
-    done = run("-m", "ringmap", env=env)
-    assert done.stdout.split() == ["--once"], done.stderr
+@pytest.mark.parametrize(("typed", "found"), [("ringmap e", "episodes"), ("ringmap watch --o", "--once")])
+def test_the_shell_completes_commands_and_options(typed, found):
+    asked = {"_RINGMAP_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    done = run("-m", "ringmap", env=os.environ | asked)
+    assert done.stdout.split() == [found], done.stderr

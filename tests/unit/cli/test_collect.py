@@ -47,14 +47,3 @@ def test_collect(cli, rooms):
     done = cli("collect", *map(str, words), "--collectors", "2", "--no-resume")
     assert done.code == 2
     assert "hold 3 episodes of a collection with seed 0" in done.err
-
-
-def test_a_wrong_spec(cli, rooms):
-    words = ["--path", "fleet", "--episodes", "3", "--max-steps", "100", "--collectors", "1"]
-    for spec, message in [
-        ("rooms", "collect: expected 'module:name', got 'rooms'"),
-        ("rooms:make", "has no attribute 'make'"),
-    ]:
-        done = cli("collect", spec, *words)
-        assert done.code == 2
-        assert message in done.err

@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 
 from ringmap import TransitionReplayBuffer, Zarr
-from ringmap.data import (
-    DistillationBuffer,
-    OfflineToOnlineReplayBuffer,
-    ReplayBuffer,
-    convert,
-)
+from ringmap.data import DistillationBuffer, OfflineToOnlineReplayBuffer, ReplayBuffer, convert
 from ringmap.errors import InputError
 from tests.unit.cli.conftest import fill
 
@@ -135,10 +130,7 @@ def test_transitions(cli, tmp_path):
     assert (found["kind"], found["capacity"], found["steps_written"]) == ("transitions", 20, 60)
     assert (found["episodes"], found["lengths"]) == (None, None)  # a call is none
     episodes = cli("episodes", "t", "--json").json
-    assert [(row["length"], row["return"]) for row in episodes] == [
-        (11, 0.0),
-        (11, 10.0),
-    ]  # by lane
+    assert [(row["length"], row["return"]) for row in episodes] == [(11, 0.0), (11, 10.0)]  # by lane
     for command in ("dump", "convert"):
         assert "2 episodes, 22 steps" in cli(command, "t", f"{command}.h5").out
     done = cli("snapshot", "t", "x.h5")
@@ -206,17 +198,3 @@ def test_damage_is_an_error_that_says_what_to_do(cli, replay, tmp_path):
     assert "ringmap.check" in done.err
     (tmp_path / "replay/manifest.json").write_text("{")
     assert cli("info", replay).code == 1
-
-
-def test_what_is_nothing_of_ours(cli, tmp_path):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "text.txt").write_text("hello")
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign/manifest.json").write_text('{"name": "an app"}')
-    for name in ("empty", "text.txt", "foreign"):
-        for command in ("info", "watch", "check", "repair", "snapshot", "episodes"):
-            words = (command, name, "dest") if command == "snapshot" else (command, name)
-            done = cli(*words)
-            assert done.code == 2, (words, done)
-            assert done.err.startswith("ringmap: error: "), (words, done)
-    assert cli("watch", "nothing").err == "ringmap: error: watch: nothing: nothing is there\n"

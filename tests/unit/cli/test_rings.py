@@ -26,12 +26,7 @@ def test_info_and_watch_of_a_directory_of_rings(cli, tmp_path):
         assert lines[4][:8] == ["total", "of", "3", "rings", "5", "54", "54", "1"]
         assert "manifest.json" in done.out
         found = cli(*command, "--json").json
-        assert (found["rings"], found["episodes"], found["steps"], found["problems"]) == (
-            3,
-            5,
-            54,
-            1,
-        )
+        assert (found["rings"], found["episodes"], found["steps"], found["problems"]) == (3, 5, 54, 1)
         assert [shard["name"] for shard in found["shards"]] == ["bad", "one", "two"]
     writer.close()
 

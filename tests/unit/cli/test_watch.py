@@ -153,7 +153,3 @@ def test_a_terminal_gets_one_line_that_changes(tmp_path):
         process.wait()
         os.close(ours)
         buffer.close()
-
-
-def test_intervals_that_make_no_sense(cli, replay):
-    assert cli("watch", replay, "--interval", "0").code == 2
