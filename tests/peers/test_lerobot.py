@@ -120,10 +120,6 @@ def test_a_set_of_ours_loads_there(tmp_path, monkeypatch, theirs):
     assert len(list(path.glob("data/*/*.parquet"))) == 5
 
 
-STEPS = int(os.environ.get("STEPS", "20"))
-"""Of training: 20 in CI, 100 by hand."""
-
-
 def test_three_merges_load_there(tmp_path, theirs):
     write(tmp_path / "a", [0, 1], fps=10)
     write(tmp_path / "b", [2], fps=10)
@@ -132,65 +128,6 @@ def test_three_merges_load_there(tmp_path, theirs):
     merge([tmp_path / "2"], tmp_path / "3", dest_format="lerobot", progress=False)
     check_theirs(theirs(tmp_path / "3"), [0, 1, 2])
     check_ours(tmp_path / "3", [0, 1, 2])
-
-
-def test_act_trains_on_a_set_of_ours(tmp_path, theirs):
-    """LeRobot's dataset, its processors and its policy, as its own script puts them together; a small network."""
-    pytest.importorskip("einops", reason="einops is not installed (tests/peers/alone.txt)")
-    import torch
-    from lerobot.configs.types import FeatureType
-    from lerobot.datasets.utils import dataset_to_policy_features
-    from lerobot.policies.act.configuration_act import ACTConfig
-    from lerobot.policies.act.modeling_act import ACTPolicy
-    from lerobot.policies.act.processor_act import make_act_pre_post_processors
-
-    buf, rng = ReplayBuffer(1_000), np.random.default_rng(0)
-    for _ in range(4):
-        at = rng.uniform(-1, 1, 2) + np.cumsum(rng.normal(size=(26, 2)) / 10, 0)
-        pixels = np.repeat(np.uint8(90 + 60 * np.tanh(at[:, :1, None, None])), 3, 3) + np.zeros(
-            (1, 32, 32, 1), np.uint8
-        )
-        buf.write_episode({"pixels": pixels, "obs": at.astype(np.float32), "action": -at.astype(np.float32)})
-    convert(buf, tmp_path / "set", dest_format="lerobot", fps=10, task="go back", progress=False)
-
-    chunk = 4
-    dataset = theirs(tmp_path / "set", delta_timestamps={"action": [i / 10 for i in range(chunk)]})
-    features = dataset_to_policy_features(dataset.features)
-    outputs = {n: f for n, f in features.items() if f.type is FeatureType.ACTION}
-    config = ACTConfig(
-        input_features={n: f for n, f in features.items() if n not in outputs},
-        output_features=outputs,
-        chunk_size=chunk,
-        n_action_steps=chunk,
-        pretrained_backbone_weights=None,
-        dim_model=32,
-        n_heads=2,
-        dim_feedforward=64,
-        n_encoder_layers=1,
-        n_vae_encoder_layers=1,
-        latent_dim=8,
-        device="cpu",
-    )
-    assert {f.type for f in config.input_features.values()} == {FeatureType.VISUAL, FeatureType.STATE}
-    torch.manual_seed(0)
-    policy = ACTPolicy(config)
-    before, _ = make_act_pre_post_processors(config, dataset.meta.stats)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=8, shuffle=True, drop_last=True)
-    losses, batches = [], iter(())
-    while len(losses) < STEPS:
-        batch = next(batches, None)
-        if batch is None:
-            batches = iter(loader)
-            continue
-        loss, _ = policy.forward(before(batch))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    print(f"loss {losses[0]:.2f} at first, {losses[-1]:.2f} after {STEPS} steps")
-    few = STEPS // 5
-    assert np.mean(losses[-few:]) < 0.7 * np.mean(losses[:few])
 
 
 def test_episodes_by_number(tmp_path, theirs):
@@ -205,51 +142,6 @@ def test_episodes_by_number(tmp_path, theirs):
     for at in range(len(view)):
         for name in ("observation.arm", "episode_index", "frame_index"):
             assert np.array_equal(np.asarray(found[at][name]), np.asarray(view[at][name])[0])
-
-
-def killed(path, numbers):
-    """Write in a child that dies in its block; return how it ended."""
-    pid = os.fork()
-    if not pid:
-        try:
-            with get_format("lerobot").open_writer(path, fps=10) as writer:
-                for n in numbers:
-                    writer.write_episode({**episode(n, 5 + n), "_episode_data": {"task": WORDS[n]}})
-                os._exit(9)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def test_killed_and_copied(tmp_path):
-    path = tmp_path / "set"
-    assert killed(path, [0, 1]) == 9
-    check_ours(path, [0, 1])  # out of the log
-    convert(path, tmp_path / "copy", dest_format="lerobot", fps=10, progress=False)
-    assert check_ours(tmp_path / "copy", [0, 1]).fps == 10
-
-
-@pytest.mark.parametrize("at", range(1, 11))
-def test_killed_while_it_is_exported(tmp_path, monkeypatch, at):
-    """Before each rename at the end of the block: the episodes are in the log until the whole set is in its place."""
-    from ringmap.formats.common import disk
-
-    path, calls, real = tmp_path / "set", iter(range(1, 100)), disk.replace_file
-    pid = os.fork()
-    if not pid:
-        try:
-            with get_format("lerobot").open_writer(path, fps=10) as writer:
-                for n in (0, 1):
-                    writer.write_episode({**episode(n, 5 + n), "_episode_data": {"task": WORDS[n]}})
-                monkeypatch.setattr(EpisodeWriter, "group_nbytes", 1)
-                monkeypatch.setattr(disk, "replace_file", lambda *a: os._exit(8) if next(calls) == at else real(*a))
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (8 if at < 10 else 0)
-    check_ours(path, [0, 1])
-    convert(path, tmp_path / "copy", dest_format="lerobot", fps=10, progress=False)
-    check_ours(tmp_path / "copy", [0, 1])
 
 
 def test_by_name_and_back(tmp_path, monkeypatch):
@@ -280,23 +172,13 @@ def test_what_it_refuses(tmp_path):
     assert len(load_dataset(tmp_path / "set").lengths) == 0
 
 
-def test_an_episode_that_is_refused_adds_no_task(tmp_path):
+def test_an_episode_that_is_refused_adds_no_task_and_a_later_one_may_be_longer(tmp_path):
     path = tmp_path / "set"
     with get_format("lerobot").open_writer(path) as writer:
         writer.write_episode({**episode(0, 5), "_episode_data": {"task": "pick"}})
         with pytest.raises(InputError):
             writer.write_episode({"obs": [[0.0], [1.0]], "_episode_data": {"task": "never"}})
-        writer.write_episode({**episode(1, 5), "_episode_data": {"task": "place"}})
+        writer.write_episode({**episode(1, 5), "_episode_data": {"task": "place the green cube on the red one"}})
     found = load_dataset(path, output="numpy")
-    assert [found.load_episode(n)["task"][0] for n in range(2)] == ["pick", "place"]
-    found.close()
-
-
-def test_a_task_of_a_later_episode_may_be_longer(tmp_path):
-    path = tmp_path / "set"
-    with get_format("lerobot").open_writer(path) as writer:
-        for number, task in enumerate(("pick", "place the green cube on the red one")):
-            writer.write_episode({**episode(number, 5), "_episode_data": {"task": task}})
-    found = load_dataset(path, output="numpy")
-    assert found.load_episode(1)["task"][0] == "place the green cube on the red one"
+    assert [found.load_episode(n)["task"][0] for n in range(2)] == ["pick", "place the green cube on the red one"]
     found.close()

@@ -1,9 +1,5 @@
 """Minari reads what we wrote: every value equal, through its own `load_dataset`."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -16,7 +12,6 @@ from gymnasium import spaces
 import ringmap
 from ringmap.data import ReplayBuffer, convert, get_format, load_dataset, merge
 from ringmap.errors import ExistsError, InputError
-from tests import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -81,11 +76,7 @@ def test_every_value_comes_back(tmp_path):
 def parts_of(one, found):
     for t in range(len(one.rewards) + 1):
         pair = tuple(np.asarray(p[t]) for p in one.observations["pair"])
-        yield {
-            "camera": one.observations["camera"][t],
-            "pair": pair,
-            "task": one.observations["task"][t],
-        }
+        yield {"camera": one.observations["camera"][t], "pair": pair, "task": one.observations["task"][t]}
 
 
 def test_a_dataset_of_theirs_is_copied_and_merged(tmp_path):
@@ -106,10 +97,7 @@ def test_a_dataset_of_theirs_is_copied_and_merged(tmp_path):
             )
         )
     theirs = minari.create_dataset_from_buffers(
-        "theirs-v0",
-        episodes,
-        observation_space=env.observation_space,
-        action_space=env.action_space,
+        "theirs-v0", episodes, observation_space=env.observation_space, action_space=env.action_space
     )
     how = {"observation_space": env.observation_space, "action_space": env.action_space}
     convert("minari:theirs-v0", "minari:ours-v0", progress=False, **how)
@@ -140,30 +128,8 @@ def test_it_has_the_spaces_that_were_given(home):
         convert(ReplayBuffer(10), "minari:made-v1", progress=False)
 
 
-def test_a_kill_loses_no_episode(tmp_path, home):
-    script = (
-        "import sys, os; sys.path.insert(0, sys.argv[2])\n"
-        "from tests.peers.test_minari import episode\nfrom ringmap.data import get_format\n"
-        "with get_format('minari').open_writer(sys.argv[1]) as writer:\n"
-        "    for number in range(2): writer.write_episode(episode(number, 3))\n"
-        "    os._exit(9)\n"
-    )
-    path = home / "killed-v0"
-    assert subprocess.run([sys.executable, "-c", script, path, ROOT]).returncode == 9
-    assert load_dataset("minari:killed-v0").lengths.tolist() == [3, 3]
-    convert("minari:killed-v0", "minari:copied-v0", progress=False)
-    found = minari.load_dataset("copied-v0")
-    for number in range(2):
-        same(found[number], episode(number, 3))
-
-
 def test_what_it_can_not_hold_is_refused(tmp_path, home):
-    whole = {
-        "obs": [[0.0], [1.0]],
-        "next_obs": [[1.0], [2.0]],
-        "action": [0, 1],
-        "reward": [0.0, 1.0],
-    }
+    whole = {"obs": [[0.0], [1.0]], "next_obs": [[1.0], [2.0]], "action": [0, 1], "reward": [0.0, 1.0]}
     with pytest.raises(InputError, match="no id of Minari"):
         get_format("minari").open_writer(home / "no version here!")
     with get_format("minari").open_writer(home / "a-v0") as writer:
@@ -186,12 +152,7 @@ def test_what_it_can_not_hold_is_refused(tmp_path, home):
 
 
 def test_rewards_of_the_same_row(home):
-    rows = {
-        "pixels": np.zeros((3, 4)),
-        "state": np.ones((3, 2)),
-        "action": [0, 1, -1],
-        "reward": [5.0, 6.0, 0.0],
-    }
+    rows = {"pixels": np.zeros((3, 4)), "state": np.ones((3, 2)), "action": [0, 1, -1], "reward": [5.0, 6.0, 0.0]}
     with get_format("minari").open_writer(
         home / "s-v0", observation=["pixels", "state"], reward_at="same", final_row=True
     ) as writer:
@@ -218,17 +179,3 @@ def test_a_recording_of_a_world(tmp_path):
         assert one.rewards.tolist() == [1.0] * len(one)
         assert np.array_equal(one.observations, buf.load_episode(number)["obs"])
     buf.close()
-
-
-def test_texts_of_a_later_episode_may_be_wider():
-    words = ["a", "a longer one"]
-    with get_format("minari").open_writer(home_of("here/texts-v0"), observation="obs") as writer:
-        for number, word in enumerate(words):
-            writer.write_episode({**episode(number, 4), "note": np.array([word] * 5)})
-    found = load_dataset("minari:here/texts-v0", output="numpy")
-    assert [found.load_episode(n)["info/note"][0] for n in range(2)] == words
-    found.close()
-
-
-def home_of(name):
-    return os.path.join(os.environ["MINARI_DATASETS_PATH"], name)

@@ -3,13 +3,12 @@
 import contextlib
 import io
 import json
-import os
 
 import h5py
 import numpy as np
 import pytest
 
-from ringmap.data import ReplayBuffer, convert, get_format, load_dataset, merge
+from ringmap.data import get_format, load_dataset
 from ringmap.errors import CorruptError, InputError
 
 COLUMNS = ["obs/eef", "next_obs/eef", "obs/eye", "next_obs/eye", "action", "reward", "done", "task"]
@@ -65,32 +64,6 @@ def test_the_layout_is_theirs_and_comes_back(tmp_path):
         assert file["data/demo_1"].attrs["num_samples"] == 5
         assert file["mask/train"][()].tolist() == [b"demo_0"]
         assert file["mask/valid"][()].tolist() == [b"demo_1", b"demo_2"]
-
-
-def test_killed_and_copied(tmp_path):
-    path = tmp_path / "demos.hdf5"
-    pid = os.fork()
-    if not pid:
-        try:
-            with get_format("robomimic").open_writer(path) as writer:
-                for n in range(3):
-                    split = ["train", "small"] if n == 0 else "valid"
-                    data = {"mask": split, "seed": n}
-                    writer.write_episode({**episode(n, 4 + n), "_episode_data": data})
-                os._exit(9)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
-    check(path)  # from the log
-    convert(path, tmp_path / "copy.h5", dest_format="robomimic", env_args={"env_name": "Lift"}, progress=False)
-    check(tmp_path / "copy.h5")
-    with h5py.File(tmp_path / "copy.h5") as file:
-        assert json.loads(file["data"].attrs["env_args"]) == {"env_name": "Lift"}
-    buf = ReplayBuffer(100, reward_at="next")
-    buf.write_episodes([{k: v for k, v in episode(0, 3).items() if k != "task"}] * 2)
-    merge([buf, buf], tmp_path / "merged.hdf5", dest_format="robomimic", progress=False)
-    merged = load_dataset(tmp_path / "merged.hdf5", format="robomimic")
-    assert merged.lengths.tolist() == [3] * 4
 
 
 def test_rows_without_a_last_observation(tmp_path):
@@ -156,16 +129,6 @@ def test_their_loader_reads_it(tmp_path):
             assert np.array_equal(item["obs"]["eef"][0], given["obs/eef"][step])
             assert np.array_equal(item["next_obs"]["eye"][0], given["obs/eye"][step + 1])
             at += 1
-
-
-def test_texts_of_a_later_episode_may_be_wider(tmp_path):
-    path = tmp_path / "demos.hdf5"
-    with get_format("robomimic").open_writer(path) as writer:
-        for number, word in enumerate(("a", "a longer one")):
-            writer.write_episode({**episode(number, 4), "task": np.array([word] * 5)})
-    found = load_dataset(path, format="robomimic", output="numpy")
-    assert [found.load_episode(n)["task"][0] for n in range(2)] == ["a", "a longer one"]
-    found.close()
 
 
 def test_a_column_of_another_length_is_refused(tmp_path):
