@@ -25,11 +25,7 @@ def test_the_bare_wheel_runs_the_first_example(tmp_path):
     for name in sorted(required_by(wheel)):
         install_what_is_here(metadata.distribution(name), libraries)
     added = nbytes(libraries) - before
-    absent = run(
-        python,
-        "-c",
-        "import importlib.util as u; print(u.find_spec('torch'), u.find_spec('lance'))",
-    )
+    absent = run(python, "-c", "import importlib.util as u; print(u.find_spec('torch'), u.find_spec('lance'))")
     assert absent.split() == ["None", "None"]
     said = run(python, str(ROOT / "examples" / "quickstart.py"), "--tiny")
     assert "4 episodes dumped, loaded and compared" in said

@@ -108,10 +108,13 @@ def expect_clips(batch, size, history_len, frameskip=1):
 
 
 # -- the programs -----------------------------------------------------------------------------
-# Each gets `make`, which makes a buffer in its home, and a folder for files. What it returns has
-# to be the same in both homes.
+
+PROGRAMS = []
+"""Each gets `make`, which makes a buffer in its home, and a folder for files. What it returns has to be the same in
+both homes."""
 
 
+@PROGRAMS.append
 def quick_tour(make, folder):
     buf = make(max_steps=100_000, history_len=4, seed=0)
     assert isinstance(buf, swm.data.Dataset)
@@ -138,6 +141,7 @@ def quick_tour(make, folder):
     return batch, buf.lengths
 
 
+@PROGRAMS.append
 def manual_rollout(make, folder):
     buf = make(max_steps=200_000, history_len=4, seed=0)
     env, policy = Drift(), Wander()
@@ -176,6 +180,7 @@ def make_same(make, buf):
     return other
 
 
+@PROGRAMS.append
 def locked_schema(make, folder):
     buf = make(max_steps=1_000)
     first = episode(5)
@@ -194,6 +199,7 @@ def locked_schema(make, folder):
     return buf.load_episode(0)
 
 
+@PROGRAMS.append
 def capacity(make, folder):
     buf = make(max_steps=50, history_len=2)
     seen = []
@@ -215,6 +221,7 @@ def capacity(make, folder):
     return seen, buf.lengths
 
 
+@PROGRAMS.append
 def data_loader(make, folder):
     buf = make(max_steps=10_000, history_len=4, transform=lambda clip: {**clip, "extra": 1})
     collect(buf, Drift(), Wander(), episodes=12, seed=0)
@@ -232,6 +239,7 @@ def data_loader(make, folder):
     return every
 
 
+@PROGRAMS.append
 def own_sampler(make, folder):
     rng = np.random.default_rng(0)
     asked = []
@@ -255,6 +263,7 @@ def own_sampler(make, folder):
     return batch
 
 
+@PROGRAMS.append
 def counted_steps(make, folder):
     asked = []
 
@@ -270,6 +279,7 @@ def counted_steps(make, folder):
     return asked
 
 
+@PROGRAMS.append
 def schedule(make, folder):
     rng = np.random.default_rng(0)
 
@@ -288,6 +298,7 @@ def schedule(make, folder):
     return early, late
 
 
+@PROGRAMS.append
 def priorities(make, folder):
     class PrioritizedSampler:
         def __init__(self, alpha):
@@ -314,6 +325,7 @@ def priorities(make, folder):
     return drawn
 
 
+@PROGRAMS.append
 def strides(make, folder):
     buf = make(max_steps=10_000, history_len=4, frameskip=2, seed=0)
     collect(buf, Drift(), Wander(), episodes=6, seed=0)
@@ -333,6 +345,7 @@ def strides(make, folder):
     return batch
 
 
+@PROGRAMS.append
 def persistence(make, folder):
     buf = make(max_steps=1_000, history_len=4)
     for number in range(3):
@@ -363,6 +376,7 @@ def persistence(make, folder):
     return buf.lengths
 
 
+@PROGRAMS.append
 def online_rl(make, folder):
     prior = make(max_steps=1_000)
     collect(prior, Drift(), Wander(seed=9), episodes=3, seed=100)
@@ -395,22 +409,6 @@ def online_rl(make, folder):
     weights = torch.load(folder / "runs/step_000030.pt")
     assert weights["num_updates"] == 30
     return batch, buf.lengths
-
-
-PROGRAMS = [
-    quick_tour,
-    manual_rollout,
-    locked_schema,
-    capacity,
-    data_loader,
-    own_sampler,
-    counted_steps,
-    schedule,
-    priorities,
-    strides,
-    persistence,
-    online_rl,
-]
 
 
 # -- the tests --------------------------------------------------------------------------------
@@ -452,12 +450,6 @@ def expect_reopened(buf):
         assert len(found) == len(left)
         assert all(map(equal, found, left))
         again.close()
-
-
-@pytest.mark.parametrize("home", ["ram", "disk"])
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_program(program, home, homes, tmp_path):
-    program(homes[home], tmp_path)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

@@ -24,13 +24,7 @@ def job():
 
 @pytest.fixture(scope="module")
 def episodes(job):
-    return [
-        {
-            **job.play(seed, draw=True),
-            EPISODE_DATA_KEY: {"seed": seed},
-        }
-        for seed in range(4)
-    ]
+    return [{**job.play(seed, draw=True), EPISODE_DATA_KEY: {"seed": seed}} for seed in range(4)]
 
 
 @pytest.fixture
