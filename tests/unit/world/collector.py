@@ -36,13 +36,7 @@ def collect(path, episodes, max_steps, num_envs, *parts, policy):
         every, interrupted = parts or (None, "drop")
         buf = ReplayBuffer(max_steps, history_len=4, path=path, interrupted=interrupted)
         world.collect(
-            writer=buf,
-            episodes=episodes,
-            seed=100,
-            options=options,
-            resume=True,
-            progress=False,
-            commit_every=every,
+            writer=buf, episodes=episodes, seed=100, options=options, resume=True, progress=False, commit_every=every
         )
         buf.close()
     world.close()

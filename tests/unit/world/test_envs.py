@@ -49,14 +49,7 @@ def test_the_expert_arrives_from_everywhere(rng):
         env.reset(seed=seed, options={"variation": ["door.position"]})
         if seed % 2:  # anywhere but in the wall, the same room included
             places = rng.uniform(0.06, 0.42, (2, 2)) + rng.integers(0, 2, (2, 2)) * (0.5, 0)
-            env.reset(
-                seed=seed,
-                options={
-                    "state": places[0],
-                    "goal_state": places[1],
-                    "variation": ["door.position"],
-                },
-            )
+            env.reset(seed=seed, options={"state": places[0], "goal_state": places[1], "variation": ["door.position"]})
         for _ in range(60):
             _, _, arrived, _, info = env.step(env.expert_action())
             if arrived:

@@ -3,7 +3,7 @@ import pytest
 
 from ringmap import World
 from ringmap.data import ReplayBuffer, get_format, list_formats, load_dataset
-from ringmap.errors import InputError, RoleError
+from ringmap.errors import InputError
 from ringmap.formats.media.images import resized
 from ringmap.policy import BasePolicy, ExpertPolicy, RandomPolicy
 from ringmap.world.envs.two_room import TwoRoom
@@ -131,13 +131,7 @@ def test_a_dataset_with_frameskip(make, stored):
     policy = Still()
     world.set_policy(policy)
     last = int(stored.lengths[1]) - 1
-    world.evaluate(
-        dataset=dataset,
-        episodes_idx=[0, 1],
-        start_steps=[1, last - 5],
-        goal_offset=5,
-        eval_budget=1,
-    )
+    world.evaluate(dataset=dataset, episodes_idx=[0, 1], start_steps=[1, last - 5], goal_offset=5, eval_budget=1)
     for env, start in enumerate((1, last - 5)):
         episode = stored.load_episode(env)
         assert np.array_equal(policy.seen[0]["state"][env, 0], episode["state"][start])
@@ -185,10 +179,7 @@ def test_callables(make, stored, monkeypatch):
     for spec, message in (
         ({"args": {}}, "expected {'method'"),
         ({"method": "put", "args": {"where": 3}}, "argument 'where' must be"),
-        (
-            {"method": "put", "args": {"where": {"value": "stat", "in_dataset": True}}},
-            "no 'stat'; there are",
-        ),
+        ({"method": "put", "args": {"where": {"value": "stat", "in_dataset": True}}}, "no 'stat'; there are"),
     ):
         with pytest.raises(InputError, match=message):
             world.evaluate(dataset=stored, **task, callables=[spec])
@@ -209,31 +200,16 @@ def test_callables(make, stored, monkeypatch):
         ({"reset_mode": "never"}, r"must be one of \('auto', 'wait'\), got 'never'"),
         ({"episodes": 3}, "only one of them"),
         ({"dataset": None}, "pass episodes="),
+        ({"video": "videos"}, "add_pixels=True"),
     ],
 )
 def test_bad_calls(make, stored, change, message):
-    world = make("ringmap/TwoRoom-v1", 3, SHAPE)
+    world = make("ringmap/TwoRoom-v1", 3, None if "video" in change else SHAPE)
     world.set_policy(Still())
-    task = {
-        "dataset": stored,
-        "episodes_idx": [0, 1, 2],
-        "start_steps": [0, 0, 0],
-        "goal_offset": 3,
-        "eval_budget": 2,
-    }
+    task = {"dataset": stored, "episodes_idx": [0, 1, 2], "start_steps": [0, 0, 0], "goal_offset": 3, "eval_budget": 2}
     with pytest.raises(InputError, match=message):
         world.evaluate(**{**task, **change})
     assert world.policy.seen == []
-
-
-def test_unknown_mode_and_no_policy(make):
-    world = make("ringmap/TwoRoom-v1", 1, SHAPE)
-    with pytest.raises(RoleError, match="No policy set"):
-        world.evaluate(episodes=1)
-    with pytest.raises(InputError, match="got 'never'"):
-        world.evaluate(episodes=1, reset_mode="never")
-    with pytest.raises(InputError, match="how many episodes: a number, 0 or more, got -1"):
-        world.evaluate(episodes=-1)
 
 
 def frames_of(path):
@@ -265,12 +241,7 @@ def test_videos_beside_a_dataset(make, stored, tmp_path):
     world = make("ringmap/TwoRoom-v1", 2, SHAPE, image_transform=lambda picture: picture / 255)
     world.set_policy(Still())
     world.evaluate(
-        dataset=stored,
-        episodes_idx=[1, 2],
-        start_steps=[0, 2],
-        goal_offset=5,
-        eval_budget=8,
-        video=tmp_path,
+        dataset=stored, episodes_idx=[1, 2], start_steps=[0, 2], goal_offset=5, eval_budget=8, video=tmp_path
     )
     for env, start in enumerate((0, 2)):
         episode = stored.load_episode(env + 1)["pixels"].astype(int)
@@ -281,15 +252,6 @@ def test_videos_beside_a_dataset(make, stored, tmp_path):
             agent, there, goal = small[:, :32], small[:, 33:65], small[:, 66:98]
             for panel, step in ((agent, start), (there, start + min(t, 5)), (goal, start + 5)):
                 assert np.abs(panel[:, :31] - episode[step][:, :31]).mean() < 8
-
-
-def test_a_video_needs_pixels(make, tmp_path):
-    pytest.importorskip("av", reason="PyAV is not installed (the extra video)")
-    world = make("ringmap/TwoRoom-v1", 1)
-    world.set_policy(ExpertPolicy())
-    with pytest.raises(InputError, match="add_pixels=True"):
-        world.evaluate(episodes=1, video=tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_extra_is_named(make, tmp_path, monkeypatch):

@@ -131,11 +131,7 @@ LISTS = [
     (BOX, lambda t: (t, 0.1), {"observation": "f8"}),
     (spaces.Dict(arm=BOX), lambda t: {"arm": [t, 0.1]}, {"arm": "f8"}),
     (spaces.Dict(a=spaces.Dict(b=BOX)), lambda t: {"a": {"b": [t, 0.1]}}, {"a.b": "f8"}),
-    (
-        spaces.Tuple((BOX, spaces.Discrete(9))),
-        lambda t: [[t, 0.1], t],
-        {"observation.0": "f8", "observation.1": "i8"},
-    ),
+    (spaces.Tuple((BOX, spaces.Discrete(9))), lambda t: [[t, 0.1], t], {"observation.0": "f8", "observation.1": "i8"}),
     (spaces.MultiDiscrete([9, 9]), lambda t: [t, 1], {"observation": "i8"}),
 ]
 

@@ -5,7 +5,6 @@ import pytest
 
 from ringmap.data import ReplayBuffer
 from tests.tiers import few
-from tests.unit.world.envs import number_of
 
 
 def told(infos):
@@ -62,10 +61,9 @@ def expect_aligned(episode, kind):
     assert rows["step_idx"].tolist() == list(range(length + 1))
     assert len(set(rows["id"].tolist())) == 1
     # What was done at an observation stands beside it, and came back as the next reward.
-    done = {
-        "dict": lambda: rows["action.a"],
-        "tuple": lambda: rows["action.0"],
-    }.get(kind.partition("-")[0], lambda: rows["action"].reshape(length + 1, -1)[:, 0])()
+    done = {"dict": lambda: rows["action.a"], "tuple": lambda: rows["action.0"]}.get(
+        kind.partition("-")[0], lambda: rows["action"].reshape(length + 1, -1)[:, 0]
+    )()
     expected = (place[:, 1] * 20 + place[:, 2]) % 1000
     assert (done[:-1] == expected[:-1]).all(), "actions are shifted"
     assert (rows["reward"][1:] == expected[:-1]).all(), "rewards are shifted"
@@ -126,28 +124,6 @@ def test_control(make):
             expect_aligned({**episode, **changed}, "box")
 
 
-def test_a_buffer_and_a_file_hold_the_same(make, tmp_path):
-    world = make(num_envs=4, kind="discrete")
-    world.set_policy(policy_for("discrete"))
-    buf = ReplayBuffer(max_steps=1000, path=tmp_path / "buffer")
-    world.collect(writer=buf, episodes=9, seed=1)
-    for i, episode in enumerate(buf.episodes()):
-        expect_aligned(episode, "discrete")
-    assert buf.column_names == [
-        "length",
-        "drawn",
-        "observation",
-        "action",
-        "reward",
-        "terminated",
-        "truncated",
-        "step_idx",
-        "id",
-    ]
-    assert buf.num_episodes == i + 1 == 9
-    buf.close()
-
-
 def by_seed(buf):
     """Return seed -> bytes of every column, and check that no seed is there twice."""
     seeds = buf.get_episode_data().get("seed", [])
@@ -198,7 +174,3 @@ def test_spawned_workers_give_the_same(make):
         world.collect(writer=buf, episodes=3, seed=0)
         found.append(by_seed(buf))
     assert found[0] == found[1]
-
-
-def test_number_of():
-    assert [number_of(a) for a in ({"a": 3}, (3, 4), np.array([3, 4]), 3)] == [3] * 4

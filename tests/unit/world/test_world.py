@@ -123,8 +123,7 @@ def test_options_vary(make):
     world = make("ringmap/TwoRoom-v1", 3, (64, 64))
     colors = [[255, 0, 0], [0, 255, 0], [0, 0, 255]]
     world.reset(
-        seed=0,
-        options=[{"variation": ["agent.color"], "variation_values": {"agent.color": c}} for c in colors],
+        seed=0, options=[{"variation": ["agent.color"], "variation_values": {"agent.color": c}} for c in colors]
     )
     for env, color in enumerate(colors):
         x, y = (world.infos["state"][env, 0] * 64).astype(int)
