@@ -35,6 +35,7 @@ def home(tmp_path_factory):
     return path
 
 
+COLLECT = "--path fleet --episodes 3 --max-steps 100 --collectors 1"
 TO = {"dump": "dump replay {}", "convert": "convert a.h5 {}", "merge": "merge a.h5 -o {}"}
 REFUSED = {
     "chek x": "error: No such command 'chek'. Did you mean 'check'?\nTry 'ringmap --help'.\n",
@@ -60,8 +61,8 @@ REFUSED = {
     "episodes replay --sort nope": "--sort names 'nope'",
     "episodes replay --last -1": "--last",
     "episodes replay --min-length x": "--min-length",
-    "collect rooms --path fleet --episodes 3 --max-steps 100 --collectors 1": "collect: expected 'module:name', got 'rooms'",
-    "collect json:make --path fleet --episodes 3 --max-steps 100 --collectors 1": "has no attribute 'make'",
+    f"collect rooms {COLLECT}": "collect: expected 'module:name', got 'rooms'",
+    f"collect json:make {COLLECT}": "has no attribute 'make'",
     "merge a.h5": "say at least one source",
     "merge replay other -o no.h5": "sources must have the same columns",
     **{

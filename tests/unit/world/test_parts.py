@@ -3,6 +3,7 @@ twice."""
 
 import os
 import random
+import time
 
 import numpy as np
 import pytest
