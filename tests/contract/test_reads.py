@@ -1,4 +1,4 @@
-"""Every way to read, of what every mechanism stored, through every handle: against `ringmap.testing.plain`.
+"""Every way to read, of what every mechanism stored, through every handle: against plain.py.
 
 The data are hard ones: the ring has wrapped, episodes cross the wrap, chunks and parts, and one has lost its first
 parts.
@@ -20,8 +20,8 @@ from ringmap.clips.cut import Ends
 from ringmap.clips.rewards import _Sums
 from ringmap.data import ShardedReplayBuffer
 from ringmap.storage.columns.rows import Rows
-from ringmap.testing.plain import PlainRing
-from ringmap.testing.reads import LOADS, READS, failures, loader
+from tests.contract.plain import PlainRing
+from tests.contract.reads import LOADS, READS, failures, loader
 from tests.tiers import few
 
 SCHEMA = {

@@ -2,7 +2,6 @@ from ringmap.testing.columns import ColumnTests
 from ringmap.testing.computed import ComputedTests
 from ringmap.testing.datasets import DatasetTests
 from ringmap.testing.formats import FormatTests
-from ringmap.testing.plain import PlainRing
 from ringmap.testing.samplers import SamplerTests
 
 __all__ = [
@@ -10,6 +9,5 @@ __all__ = [
     "ComputedTests",
     "DatasetTests",
     "FormatTests",
-    "PlainRing",
     "SamplerTests",
 ]

@@ -39,6 +39,7 @@ class Reopen(Protocol):
 
 
 _ROWS = 37
+_CALLS = ["write all", "write", "take", "take into out", "read", "want", "reserve", "pieces", "reopen"]
 _SHAPES = [(), (3,), (0,), (2, 2)]
 _DTYPES = ["?", "i1", "u1", "i8", "u8", "f2", "f4", "f8", "c8", "U5", "S3", "M8[ns]", "m8[s]"]
 
@@ -131,84 +132,69 @@ class ColumnTests:
             assert column.exists()
             assert column.faults() == column.strays() == []
 
-    def test_reads_what_was_written(self, make_column: MakeColumn) -> None:
-        """Every row comes back, bit for bit, in one piece and in parts."""
+    def test_acts_as_an_array(self, make_column: MakeColumn, reopen: Reopen) -> None:
+        """Whatever is called in whatever order, a column holds what an array would, bit for bit, and so does another
+        handle; what came out changes nothing, and nothing changes it."""
         for spec in self.each_spec():
+            rng, held = np.random.default_rng(0), list[tuple[Array, Array]]()
             column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
             _write(column, 0, rows)
-            _same(column.read(0, _ROWS), rows)
-            _same(column.read(5, 7), rows[5:12])
-            _same(column.read(_ROWS - 1, 1), rows[-1:])
-            _same(column.read(3, 0), rows[:0])
-
-    def test_asking_ahead_changes_nothing(self, make_column: MakeColumn) -> None:
-        """Rows may be asked for in any order, before and after they are written."""
-        for spec in self.each_spec():
-            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-            assert column.is_large in (False, True)
-            column.want(np.array([[_ROWS - 1, 0], [3, 3]]))
-            _write(column, 0, rows)
-            column.want(np.arange(_ROWS))
-            column.want(np.empty((0, 2), np.int64))
-            _same(column.read(0, _ROWS), rows)
-
-    def test_writes_touch_no_other_row(self, make_column: MakeColumn) -> None:
-        """A write changes its own rows only, at either end too."""
-        for spec in self.each_spec():
-            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-            _write(column, 0, rows)
-            for slot, count in ((0, 2), (10, 5), (_ROWS - 3, 3), (4, 0)):
-                fresh = rows_of(spec, count, 100 + slot)
-                _write(column, slot, fresh)
-                rows[slot : slot + count] = fresh
+            other = reopen(column)
+            for number, call in enumerate([*_CALLS, *rng.choice(_CALLS, 50)]):
+                slot = int(rng.integers(_ROWS))
+                count = int(rng.integers(_ROWS - slot + 1))
+                slots = rng.integers(0, _ROWS, [(5,), (), (2, 3), (2, 0)][number % 4])
+                print(call, slot, count, slots)
+                column = self._call(str(call), column, reopen, rows, slot, count, np.asarray(slots), held)
                 _same(column.read(0, _ROWS), rows)
+                _same(other.read(0, _ROWS), rows)
+                for found, expected in held:
+                    _same(found, expected)
+            for found, _ in held:
+                found[...] = rows_of(spec, 1, 500)[0]
+            _same(column.read(0, _ROWS), rows)
 
-    def test_takes_any_order(self, make_column: MakeColumn) -> None:
-        """Slots come in any order and shape, and more than once."""
-        for spec in self.each_spec():
-            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-            _write(column, 0, rows)
-            for slots in (
-                np.array([5, 3, 5, 0, 36, 36], np.int64),
-                np.array([[1, 2], [0, 36], [1, 2]], np.int64),
-                np.arange(_ROWS)[::-1].astype(np.int64),
-                np.zeros((2, 0), np.int64),
-                np.array(7, np.int64),
-            ):
-                _same(np.asarray(column.take(slots)), rows[slots])
-
-    def test_takes_into_out(self, make_column: MakeColumn) -> None:
-        """With `out`, the rows land there, and it is what comes back."""
-        for spec in self.each_spec():
-            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-            _write(column, 0, rows)
-            slots = np.array([[9, 9], [0, 4]], np.int64)
-            out = rows_of(spec, 4, 200).reshape(2, 2, *spec.shape)
+    @staticmethod
+    def _call(
+        call: str, column: Column, reopen: Reopen, rows: Array, slot: int, count: int, slots: Array, held: Any
+    ) -> Column:
+        """Call a column, and do the same to the rows; return the column to go on with."""
+        spec, which = column.spec, slice(slot, slot + count)
+        if call in ("write", "write all"):
+            which, slot = (which, slot) if call == "write" else (slice(_ROWS), 0)
+            fresh = rows_of(spec, len(rows[which]), 100 + len(held) + slot)
+            rows[which] = fresh
+            _write(column, slot, fresh)
+            fresh[...] = rows_of(spec, 1, 900)[0]
+        elif call == "take":
+            held.append((np.asarray(column.take(slots)), rows[slots].copy()))
+        elif call == "take into out":
+            slots = np.atleast_1d(slots)
+            out = rows_of(spec, slots.size, 200).reshape(*slots.shape, *spec.shape)
             assert column.take(slots, out) is out
-            _same(out, rows[slots])
-
-    def test_hands_out_copies(self, make_column: MakeColumn) -> None:
-        """What came out can be changed, and does not change by itself."""
-        for spec in self.each_spec():
-            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-            _write(column, 0, rows)
-            read, taken = column.read(2, 4), column.take(np.arange(2, 6))
-            read[...] = rows_of(spec, 4, 300)
-            taken[...] = rows_of(spec, 4, 300)
-            _same(column.read(0, _ROWS), rows)
-            read, taken = column.read(2, 4), column.take(np.arange(2, 6))
-            _write(column, 2, rows_of(spec, 4, 400))
-            _same(read, rows[2:6])
-            _same(taken, rows[2:6])
-
-    def test_keeps_copies(self, make_column: MakeColumn) -> None:
-        """What was written can be changed afterwards."""
-        for spec in self.each_spec():
-            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-            mine = rows.copy()
-            _write(column, 0, mine)
-            mine[...] = rows_of(spec, _ROWS, 500)
-            _same(column.read(0, _ROWS), rows)
+            held.append((out, rows[slots].copy()))
+        elif call == "read":
+            held.append((column.read(slot, count), rows[which].copy()))
+        elif call == "want":
+            column.want(slots)
+        elif call == "reserve":
+            column.reserve(slot, count)
+        elif call == "pieces":
+            closed = type(column)(column.disk, column.path, spec, _ROWS, column.label)  # `check` reads such
+            for one in (column, closed):
+                assert b"".join(p for p in one.pieces(slot, count) if isinstance(p, bytes)) == rows[which].tobytes()
+            closed.close()
+        else:
+            column.sync()
+            again = reopen(column, write=True)
+            column.close()
+            again.touched(slot, count)  # another process wrote these: they are written, or noted, for the next sync
+            if count:
+                again.rewrite(slot, count)
+            again.sync()
+            again.forget()
+            return again
+        return column
 
     def test_copies_rows_of_another(self, make_column: MakeColumn, reopen: Reopen) -> None:
         """Rows come over from the same slots; none changes beyond those that it says it copied."""
@@ -225,75 +211,6 @@ class ColumnTests:
                 _same(target.read(0, _ROWS), ours)
             target.sync()
             _same(reopen(target).read(0, _ROWS), ours)
-
-    def test_reserving_changes_no_row(self, make_column: MakeColumn) -> None:
-        """Reserving again, or past what is written, is fine and shows in no row."""
-        for spec in self.each_spec():
-            column, rows = make_column(spec, _ROWS), rows_of(spec, 10)
-            _write(column, 0, rows)
-            column.reserve(0, 10)
-            column.reserve(8, _ROWS - 8)
-            column.reserve(_ROWS, 0)
-            _same(column.read(0, 10), rows)
-
-    def test_yields_its_bytes(self, make_column: MakeColumn) -> None:
-        """`check` reads rows in order, also of a column that was not opened."""
-        for spec in self.each_spec():
-            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-            _write(column, 0, rows)
-            closed = type(column)(column.disk, column.path, spec, _ROWS, column.label)
-            for one in (column, closed):
-                for slot, count in ((0, _ROWS), (5, 7), (_ROWS - 1, 1), (4, 0)):
-                    found = b"".join(piece for piece in one.pieces(slot, count) if isinstance(piece, bytes))
-                    assert found == rows[slot : slot + count].tobytes()
-            closed.close()
-
-    def test_rewriting_changes_no_row(self, make_column: MakeColumn, reopen: Reopen) -> None:
-        """Rows that another process wrote are written again, or noted, for the next sync."""
-        for spec in self.each_spec():
-            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-            _write(column, 0, rows)
-            again = reopen(column, write=True)
-            again.touched(3, 9)
-            again.rewrite(5, 7)
-            again.rewrite(_ROWS - 1, 1)
-            again.sync()
-            again.forget()
-            _same(again.read(0, _ROWS), rows)
-
-    def test_wraps_in_two_writes(self, make_column: MakeColumn) -> None:
-        """A run past the last row is written by the caller in two pieces."""
-        for spec in self.each_spec():
-            column, ring = make_column(spec, _ROWS), Ring(_ROWS, 0)
-            rows = rows_of(spec, 20)
-            done = 0
-            for slot, count in ring.pieces(Position(_ROWS * 3 - 5), 20):
-                _write(column, slot, rows[done : done + count])
-                done += count
-            slots = (np.arange(20) + _ROWS * 3 - 5) % _ROWS
-            _same(column.take(slots), rows)
-
-    def test_survives_reopening(self, make_column: MakeColumn, reopen: Reopen) -> None:
-        """Rows that were synced are there when the column is opened again."""
-        for spec in self.each_spec():
-            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-            _write(column, 0, rows)
-            column.sync()
-            again = reopen(column)
-            _same(again.read(0, _ROWS), rows)
-            _same(again.take(np.arange(_ROWS)), rows)
-
-    def test_shows_later_writes(self, make_column: MakeColumn, reopen: Reopen) -> None:
-        """Whoever has the column open sees rows that are written afterwards: a reader never reopens."""
-        for spec in self.each_spec():
-            column = make_column(spec, _ROWS)
-            _write(column, 0, rows_of(spec, _ROWS))
-            other = reopen(column)
-            other.read(0, _ROWS)
-            fresh = rows_of(spec, 4, 600)
-            _write(column, 6, fresh)
-            _same(other.read(6, 4), fresh)
-            _same(other.take(np.arange(6, 10)), fresh)
 
     def test_what_is_kept_never_stands_for_what_came_later(self, make_column: MakeColumn, reopen: Reopen) -> None:
         """Rows that a take kept may serve the positions below its `head`, and no others."""
@@ -313,16 +230,6 @@ class ColumnTests:
                     done += count
                 _same(other.take(asked[7:] % _ROWS, None, head), rows[asked[7:] % _ROWS])
                 head += 7
-
-    def test_arrays_outlive_the_column(self, make_column: MakeColumn) -> None:
-        """What was handed out stays valid when the column is closed."""
-        for spec in self.each_spec():
-            column, rows = make_column(spec, _ROWS), rows_of(spec, _ROWS)
-            _write(column, 0, rows)
-            read, taken = column.read(0, _ROWS), column.take(np.arange(_ROWS))
-            column.close()
-            _same(read, rows)
-            _same(taken, rows)
 
     def test_keeps_every_bit(self, make_column: MakeColumn) -> None:
         """NaNs keep their payload, zeros their sign, dates that are none stay so."""

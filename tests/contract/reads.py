@@ -21,7 +21,7 @@ from ringmap.clips.rewards import Hindsight, NStep, ReturnToGo
 from ringmap.clips.sequences import Index, Sequences, TimeToEnd
 from ringmap.clips.window import Window
 from ringmap.formats.base import EPISODE_DATA_KEY
-from ringmap.testing.plain import PlainEpisode
+from tests.contract.plain import PlainEpisode
 
 __all__ = ["LOADS", "READS", "failures", "loader"]
 
