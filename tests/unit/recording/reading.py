@@ -84,6 +84,25 @@ def assert_holds(kind, buf, expected):
         assert_episode(kind, buf.load_episode(number), episode)
 
 
+def assert_whole(buf):
+    """Each episode is of one environment and episode, its steps in a row, each reward that of its action."""
+    for got in map(buf.load_episode, range(buf.num_episodes)):
+        env, episode, first = got["obs"][0].tolist()
+        assert got["obs"].tolist() == [[env, episode, first + t] for t in range(len(got["obs"]))]
+        assert got["reward"][1:].tolist() == (got["action"][:-1] + 0.5).tolist()
+
+
+def stepped(env, count, errors=()):
+    """Step a vector environment so often, and return what was raised on the way."""
+    raised = []
+    for i in range(count):
+        try:
+            env.step(np.full(env.num_envs, i))
+        except errors as error:
+            raised.append(error)
+    return raised
+
+
 def assert_transitions(kind, buf, steps):
     """Compare a buffer of transitions with the model, in order."""
     rows = [row for step in steps for row in step]

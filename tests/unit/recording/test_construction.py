@@ -7,13 +7,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
 import ringmap
-from ringmap import (
-    DistillationBuffer,
-    OfflineToOnlineReplayBuffer,
-    ReplayBuffer,
-    RolloutBuffer,
-    TransitionReplayBuffer,
-)
+from ringmap import DistillationBuffer, OfflineToOnlineReplayBuffer, ReplayBuffer, RolloutBuffer, TransitionReplayBuffer
 from ringmap.errors import InputError, ReadOnlyError
 from ringmap.recording import ReplayBufferCollectionWrapper
 from tests.unit.recording.scripted import Scripted
@@ -21,8 +15,7 @@ from tests.unit.recording.scripted import Scripted
 
 def vector(num, mode="NextStep", kind="box", script=0):
     return SyncVectorEnv(
-        [lambda i=i: Scripted(i, kind, script) for i in range(num)],
-        autoreset_mode=AutoresetMode(mode),
+        [lambda i=i: Scripted(i, kind, script) for i in range(num)], autoreset_mode=AutoresetMode(mode)
     )
 
 

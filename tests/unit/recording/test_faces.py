@@ -1,6 +1,5 @@
 """The two faces: the agent sees what the environment returned; what breaks in between leaves no wrong row."""
 
-import contextlib
 import gc
 
 import gymnasium
@@ -14,8 +13,9 @@ from ringmap import OfflineToOnlineReplayBuffer, ReplayBuffer, TransitionReplayB
 from ringmap.errors import RolloutError
 from ringmap.recording import ReplayBufferCollectionWrapper
 from ringmap.recording.adapters import EpisodeSink
+from ringmap.storage.commit.open_episode import OpenEpisode
 from tests.disks import FullDisk
-from tests.unit.recording.reading import assert_holds, full_buffer
+from tests.unit.recording.reading import assert_holds, assert_whole, full_buffer, stepped
 from tests.unit.recording.scripted import Model, Scripted
 from tests.unit.recording.test_construction import vector
 
@@ -103,18 +103,12 @@ def test_an_early_reset_where_a_reset_was_due(shared_memory):
     buf = full_buffer("box")
     env = ReplayBufferCollectionWrapper(asynchronous(1, shared_memory=shared_memory), buf)
     env.reset()
-    over = False
-    while not over:
-        *_, terminated, truncated, _ = env.step(np.array([1]))
-        over = bool(terminated[0] or truncated[0])
+    while not buf.num_episodes:
+        env.step(np.array([1]))
     env.reset()
-    for i in range(9):
-        env.step(np.array([i + 1]))
+    stepped(env, 9)
     env.close()
-    for number in range(buf.num_episodes):
-        got = buf.load_episode(number)
-        assert len(set(got["obs"][:, 1])) == 1, "rows of two episodes"
-        assert got["reward"][1:].tolist() == (got["action"][:-1] + 0.5).tolist()
+    assert_whole(buf)
     assert buf.num_episodes > 2
 
 
@@ -179,20 +173,10 @@ def test_an_environment_that_raises_leaves_no_gap_in_an_episode(stream, monkeypa
     buf = full_buffer("box")
     env = ReplayBufferCollectionWrapper(SyncVectorEnv([lambda i=i: Breaking(i) for i in range(2)]), buf, stream=stream)
     env.reset()
-    raised = 0
-    for i in range(60):
-        try:
-            env.step(np.full(2, i))
-        except ZeroDivisionError:
-            raised += 1
+    assert len(stepped(env, 60, ZeroDivisionError)) == 3
     env.close()
-    assert raised == 3
     assert buf.num_episodes > 10
-    for number in range(buf.num_episodes):
-        got = buf.load_episode(number)
-        first = got["obs"][0]
-        assert got["obs"].tolist() == [[first[0], first[1], first[2] + t] for t in range(len(got["obs"]))]
-        assert got["reward"][1:].tolist() == (got["action"][:-1] + 0.5).tolist()
+    assert_whole(buf)
 
 
 def test_a_single_environment_that_raises(monkeypatch):
@@ -285,19 +269,11 @@ def test_a_missing_final_observation_is_an_error_and_the_run_goes_on():
     fns = [lambda i=i: Scripted(i) for i in range(2)]
     env = ReplayBufferCollectionWrapper(Forgetful(fns, autoreset_mode="SameStep"), buf)
     env.reset()
-    errors = 0
-    for i in range(40):
-        try:
-            env.step(np.full(2, i))
-        except RolloutError as error:
-            errors += 1
-            assert "no final_obs" in str(error) and isinstance(error, RuntimeError)
+    errors = stepped(env, 40, RolloutError)
     env.close()
-    assert errors > 2
-    for number in range(buf.num_episodes):
-        got = buf.load_episode(number)
-        assert got["obs"][:, 2].tolist() == list(range(len(got["obs"])))
-        assert len(set(got["obs"][:, 1])) == 1
+    assert len(errors) > 2 and all("no final_obs" in str(error) for error in errors)
+    assert issubclass(RolloutError, RuntimeError)
+    assert_whole(buf)
 
 
 @pytest.mark.parametrize("kind", ["box", "tuple"])
@@ -384,22 +360,15 @@ def test_a_full_disk_costs_the_episodes_that_end_then_and_no_others(tmp_path, mo
     buf = ReplayBuffer(2000, path=tmp_path / "buf")
     env = ReplayBufferCollectionWrapper(vector(3), buf, stream=stream)
     env.reset()
-    errors = 0
-    for i in range(60):
-        disk.full = 20 <= i < 30
-        try:
-            env.step(np.full(3, i))
-        except OSError as error:
-            assert "No space left" in str(error)
-            errors += 1
+    stepped(env, 20)
+    disk.full = True
+    errors = stepped(env, 10, OSError)
     disk.full = False
+    stepped(env, 30)
     env.close()
-    assert errors
+    assert errors and all("No space left" in str(error) for error in errors)
     assert buf.num_episodes > 20
-    for got in buf.episodes():
-        places = [o.tolist() for o in got["obs"]]
-        assert places == [[places[0][0], places[0][1], places[0][2] + t] for t in range(len(places))]
-        assert [float(r) for r in got["reward"][1:]] == [float(a) + 0.5 for a in got["action"][:-1]]
+    assert_whole(buf)
     assert buf.check() == []
 
 
@@ -437,87 +406,56 @@ def test_letting_go_of_a_wrapper_writes_nothing(monkeypatch):
     assert buf.num_episodes == 0
 
 
-@pytest.mark.parametrize("method", ["write_joined", "write_episode"])
-def test_an_interrupt_in_the_middle_of_a_step_glues_nothing(method, monkeypatch):
+@pytest.mark.parametrize(
+    ("owner", "method", "every", "joins", "options"),
+    [
+        (ReplayBuffer, "write_joined", 4, True, {}),
+        (ReplayBuffer, "write_episode", 4, False, {}),
+        (OpenEpisode, "append", 7, None, {"stream": True}),
+        (OpenEpisode, "finish", 7, None, {"stream": True}),
+    ],
+)
+def test_an_interrupt_in_the_middle_of_a_step_glues_nothing(owner, method, every, joins, options, monkeypatch):
     buf = full_buffer("box")
-    monkeypatch.setattr(EpisodeSink, "joins", method == "write_joined")
-    env = ReplayBufferCollectionWrapper(vector(2), buf)
+    if joins is not None:
+        monkeypatch.setattr(EpisodeSink, "joins", joins)
+    env = ReplayBufferCollectionWrapper(vector(2), buf, **options)
     env.reset()
-    write, calls = getattr(ReplayBuffer, method), []
+    real, calls = getattr(owner, method), []
 
     def interrupted(self, *args, **options):
         calls.append(1)
-        if len(calls) % 4 == 3:
-            raise KeyboardInterrupt
-        return write(self, *args, **options)
-
-    monkeypatch.setattr(ReplayBuffer, method, interrupted)
-    for i in range(40):
-        with contextlib.suppress(KeyboardInterrupt):
-            env.step(np.full(2, i))
-    env.close()
-    assert len(calls) > 8
-    for number in range(buf.num_episodes):
-        got = buf.load_episode(number)
-        assert len(set(got["obs"][:, 1])) == 1
-        assert np.diff(got["obs"][:, 2]).tolist() == [1] * (len(got["obs"]) - 1)
-        assert got["reward"][1:].tolist() == (got["action"][:-1] + 0.5).tolist()
-
-
-@pytest.mark.parametrize("method", ["append", "finish"])
-def test_an_interrupt_while_streaming_glues_nothing(method, monkeypatch):
-    from ringmap.storage.commit.open_episode import OpenEpisode
-
-    buf = full_buffer("box")
-    env = ReplayBufferCollectionWrapper(vector(2), buf, stream=True)
-    env.reset()
-    real, calls = getattr(OpenEpisode, method), []
-
-    def interrupted(self, *args, **options):
-        calls.append(1)
-        if len(calls) % 7 == 5:
+        if len(calls) % every == every - 2:
             raise KeyboardInterrupt
         return real(self, *args, **options)
 
-    monkeypatch.setattr(OpenEpisode, method, interrupted)
-    for i in range(60):
-        with contextlib.suppress(KeyboardInterrupt):
-            env.step(np.full(2, i))
-    monkeypatch.setattr(OpenEpisode, method, real)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, interrupted)
+        assert stepped(env, 60, KeyboardInterrupt)
     env.close()
     assert len(calls) > 12 and buf.num_episodes > 12
-    for number in range(buf.num_episodes):
-        got = buf.load_episode(number)
-        assert len(set(got["obs"][:, 1])) == 1
-        assert np.diff(got["obs"][:, 2]).tolist() == [1] * (len(got["obs"]) - 1)
-        assert got["reward"][1:].tolist() == (got["action"][:-1] + 0.5).tolist()
+    assert_whole(buf)
 
 
 def test_an_interrupt_in_a_reset_glues_nothing(monkeypatch):
-    from ringmap.storage.commit.open_episode import OpenEpisode
-
     buf = full_buffer("box")
     env = ReplayBufferCollectionWrapper(vector(2, "Disabled"), buf, stream=True)
     env.reset()
     env.step(np.full(2, 0))
-    real = OpenEpisode.append
 
     def interrupted(self, *args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(OpenEpisode, "append", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        env.reset()
-    monkeypatch.setattr(OpenEpisode, "append", real)
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenEpisode, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            env.reset()
     env.reset()
     env.step(np.full(2, 1))
     env.reset()
     env.close()
     assert buf.num_episodes >= 2
-    for number in range(buf.num_episodes):
-        got = buf.load_episode(number)
-        assert len(set(got["obs"][:, 1])) == 1, "two episodes in one"
-        assert np.diff(got["obs"][:, 2]).tolist() == [1] * (len(got["obs"]) - 1)
+    assert_whole(buf)
 
 
 @pytest.mark.parametrize("built", [False, True])

@@ -3,16 +3,7 @@
 import pytest
 
 from ringmap.errors import RoleError
-from ringmap.recording.slots import (
-    DISABLED,
-    ENDED,
-    NEW,
-    NEXT_STEP,
-    PLAYING,
-    SAME_STEP,
-    WAITING,
-    Slots,
-)
+from ringmap.recording.slots import DISABLED, ENDED, NEW, NEXT_STEP, PLAYING, SAME_STEP, WAITING, Slots
 
 
 def begun(num, mode):
@@ -22,8 +13,7 @@ def begun(num, mode):
 
 
 @pytest.mark.parametrize(
-    ("mode", "after", "begins"),
-    [(NEXT_STEP, WAITING, []), (SAME_STEP, PLAYING, [1]), (DISABLED, ENDED, [])],
+    ("mode", "after", "begins"), [(NEXT_STEP, WAITING, []), (SAME_STEP, PLAYING, [1]), (DISABLED, ENDED, [])]
 )
 def test_what_the_end_of_an_episode_leads_to(mode, after, begins):
     slots = begun(3, mode)

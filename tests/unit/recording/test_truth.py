@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from ringmap import ReplayBuffer
 from ringmap.recording import ReplayBufferCollectionWrapper
 from tests.tiers import few
-from tests.unit.recording.reading import (
-    assert_holds,
-    assert_transitions,
-    full_buffer,
-    transition_buffer,
-)
+from tests.unit.recording.reading import assert_holds, assert_transitions, full_buffer, transition_buffer
 from tests.unit.recording.scripted import KINDS, Model, Scripted, code, numbers
 
 MODES = ("NextStep", "SameStep", "Disabled")

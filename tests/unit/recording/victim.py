@@ -22,9 +22,7 @@ def actions_of(step):
 def record(path, stream):
     buf = full_buffer("box", path=path, max_steps=100_000)
     env = ReplayBufferCollectionWrapper(
-        SyncVectorEnv([lambda i=i: Scripted(i, "box", script=3) for i in range(NUM)]),
-        buf,
-        stream=stream,
+        SyncVectorEnv([lambda i=i: Scripted(i, "box", script=3) for i in range(NUM)]), buf, stream=stream
     )
     env.reset(seed=0)
     for step in range(STEPS):
