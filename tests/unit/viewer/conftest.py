@@ -1,5 +1,7 @@
 import http.client
 import json
+import socket
+import time
 from urllib.parse import quote, urlencode
 
 import numpy as np
@@ -56,6 +58,15 @@ def add_transitions(buffer, first, count, policy_step=0):
     buffer.flush()
 
 
+def until(call, wanted, seconds=20):
+    """Call until what it returns is wanted; fail if it never is."""
+    end = time.monotonic() + seconds
+    while not wanted(found := call()):
+        assert time.monotonic() < end, found
+        time.sleep(0.02)
+    return found
+
+
 class Client:
     """A client that was given the token; `headers` replace its own."""
 
@@ -82,6 +93,19 @@ class Client:
 
     def json(self, name, status=200, **query):
         return json.loads(self.api(name, status, **query))
+
+    def one(self):
+        """Return the key of the only place."""
+        (key,) = self.keys().values()
+        return key
+
+    def events(self, key):
+        """Ask for the events of a place; return the connection, which nobody reads yet."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        cookie = f"ringmap-{self.port}={self.server.token}"
+        head = f"GET /api/events?p={key} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nCookie: {cookie}\r\n\r\n"
+        connection.sendall(head.encode())
+        return connection
 
     def keys(self):
         return {p["name"].rpartition("/")[2]: p["key"] for p in self.json("places")["places"]}

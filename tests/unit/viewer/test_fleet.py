@@ -20,15 +20,7 @@ from ringmap.viewer import library as library_module
 from ringmap.viewer.library import Library
 from ringmap.viewer.open_dataset import EpisodeIndex, JoinedTable, Part, RequestCounter
 from ringmap.viewer.sources import RingSource
-from tests.unit.viewer.conftest import add_transitions, episode, fill, fill_transitions
-
-
-def until(call, wanted, seconds=20):
-    end = time.monotonic() + seconds
-    while not wanted(found := call()):
-        assert time.monotonic() < end, found
-        time.sleep(0.02)
-    return found
+from tests.unit.viewer.conftest import add_transitions, episode, fill, fill_transitions, until
 
 
 @pytest.fixture

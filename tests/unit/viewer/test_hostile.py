@@ -53,17 +53,7 @@ def test_each_is_answered(shelf, serve, tmp_path):
     assert len(places) > len(shelf) // 2
     slow, faults = {}, []
     for place in places:
-        for name in (
-            "place",
-            "episodes",
-            "spread",
-            "thumb",
-            "episode",
-            "columns",
-            "frames",
-            "text",
-            "download",
-        ):
+        for name in ("place", "episodes", "spread", "thumb", "episode", "columns", "frames", "text", "download"):
             query = f"p={place['key']}"
             if name in ("episode", "columns", "frames", "text", "download"):
                 query += "&e=0&c=pixels&as=hdf5"

@@ -28,7 +28,7 @@ def post(client, body, cookie=True, **headers):
 def test_a_mark_is_given_filtered_and_sorted(tmp_path, serve):
     fill(tmp_path / "ring", 6).close()
     client = serve()
-    (key,) = client.keys().values()
+    key = client.one()
     status, reply = post(client, {"p": key, "e": "20", "flags": ["slow", "bad"], "note": ATTACK})
     assert (status, json.loads(reply)["flags"]) == (200, ["bad", "slow"])
     assert post(client, {"p": key, "e": "40", "note": "fine"})[0] == 200
@@ -55,7 +55,7 @@ def test_a_mark_is_given_filtered_and_sorted(tmp_path, serve):
 def test_only_our_own_page_may(tmp_path, serve):
     fill(tmp_path / "ring", 2).close()
     client = serve()
-    (key,) = client.keys().values()
+    key = client.one()
     body = {"p": key, "e": "0", "flags": ["bad"]}
     refused = [
         {"Origin": None},
@@ -91,7 +91,7 @@ def test_control_without_the_checks_another_site_may(tmp_path, serve, monkeypatc
 def test_what_is_refused_changes_nothing(tmp_path, serve):
     fill(tmp_path / "ring", 6, max_steps=100).close()  # the first was evicted
     client = serve()
-    (key,) = client.keys().values()
+    key = client.one()
     cases = [
         (b"{", 400),
         (b"[]", 400),
@@ -119,15 +119,12 @@ def test_read_only_and_a_file_elsewhere(tmp_path, serve):
     from tests.unit.viewer.conftest import Client
 
     buffer = fill(tmp_path / "ring", 3)
-    for options, expected in (
-        ({"read_only": True}, 403),
-        ({"marks": str(tmp_path / "m.json")}, 200),
-    ):
+    for options, expected in (({"read_only": True}, 403), ({"marks": str(tmp_path / "m.json")}, 200)):
         server = Server(Library([tmp_path / "ring"], **options), port=0)
         server.start()
         try:
             client = Client(server)
-            (key,) = client.keys().values()
+            key = client.one()
             status, reply = post(client, {"p": key, "e": "20", "flags": ["bad"]})
             assert status == expected, reply
             assert client.json("place", p=key)["can_mark"] == (expected == 200)
@@ -143,7 +140,7 @@ def test_damaged_marks_are_said_and_the_rest_goes_on(tmp_path, serve, data):
     fill(tmp_path / "ring", 3).close()
     (tmp_path / "ring/marks.json").write_bytes(data)
     client = serve()
-    (key,) = client.keys().values()
+    key = client.one()
     about = client.json("place", p=key)
     assert "marks.json" in about["marks_problem"] and about["episodes"] == 3
     status, reply = post(client, {"p": key, "e": "20", "flags": ["bad"]})
@@ -157,7 +154,7 @@ def test_a_dataset_is_marked_beside_it(tmp_path, serve):
     with fill(tmp_path / "ring", 3) as buffer:
         buffer.dump(tmp_path / "set.h5", progress=False)
     client = serve(tmp_path / "set.h5")
-    (key,) = client.keys().values()
+    key = client.one()
     assert post(client, {"p": key, "e": "1", "flags": ["bad"]})[0] == 200
     assert (tmp_path / "set.h5.marks.json").exists()
     assert client.json("episodes", p=key, where="flags = bad")["rows"][0]["id"] == "1"
@@ -168,7 +165,7 @@ def test_a_dataset_is_marked_beside_it(tmp_path, serve):
 def test_marks_on_the_page(tmp_path, serve, visit):  # noqa: F811
     fill(tmp_path / "ring", 6).close()
     client = serve()
-    (key,) = client.keys().values()
+    key = client.one()
     page = visit(client, f"#/p/{key}/e/20")
     page.locator(".u-over").first.wait_for()
     page.keyboard.press("b")

@@ -7,12 +7,12 @@ import shutil
 import urllib.parse
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from ringmap.data import ReplayBuffer
-from tests.unit.viewer.conftest import add_transitions, episode, fill, fill_transitions
-from tests.unit.viewer.test_server import until
+from tests.unit.viewer.conftest import add_transitions, episode, fill, fill_transitions, until
 
 CHROMIUM = os.environ.get("RINGMAP_CHROMIUM") or shutil.which("chromium") or ""
 ARGUMENTS = [
@@ -77,6 +77,17 @@ def visit(browser):
     assert [text for text in wrong if "responded with a status of 4" not in text] == []
 
 
+@pytest.fixture
+def shown(serve, visit):
+    """Opens a page of the only place."""
+
+    def open_page(where=""):
+        client = serve()
+        return visit(client, f"#/p/{client.one()}{where}")
+
+    return open_page
+
+
 def axe(page):
     """Return what axe-core finds that is serious."""
     import axe_playwright_python
@@ -135,11 +146,9 @@ def test_from_the_start_page_to_an_episode(tmp_path, serve, visit):
     assert page.outside == []
 
 
-def test_one_cursor_moves_everything_and_is_in_the_address(tmp_path, serve, visit):
+def test_one_cursor_moves_everything_and_is_in_the_address(tmp_path, shown):
     fill(tmp_path / "ring", 3).close()
-    client = serve()
-    (key,) = client.keys().values()
-    page = visit(client, f"#/p/{key}/e/20?t=4")
+    page = shown("/e/20?t=4")
     page.locator(".u-over").first.wait_for()
 
     def seen(step):
@@ -187,11 +196,9 @@ SEEN = """step => { const c = document.querySelector(".films canvas");
   return c && Math.abs(c.getContext("2d").getImageData(5, 5, 1, 1).data[0] - step) <= 1; }"""
 
 
-def test_a_frame_that_is_not_loaded_comes_alone(tmp_path, serve, visit):
+def test_a_frame_that_is_not_loaded_comes_alone(tmp_path, shown):
     large(tmp_path / "ring", 500)
-    client = serve()
-    (key,) = client.keys().values()
-    page = visit(client, f"#/p/{key}/e/0")
+    page = shown("/e/0")
     page.locator(".u-over").first.wait_for()
     page.wait_for_function(SEEN, arg=0)
     page.wait_for_load_state("networkidle")
@@ -230,11 +237,9 @@ def test_a_frame_that_is_not_loaded_comes_alone(tmp_path, serve, visit):
     assert len(asked) == count
 
 
-def test_every_pixel_on_demand(tmp_path, serve, visit):
+def test_every_pixel_on_demand(tmp_path, shown):
     pixels = large(tmp_path / "ring")
-    client = serve()
-    (key,) = client.keys().values()
-    page = visit(client, f"#/p/{key}/e/0?t=7")
+    page = shown("/e/0?t=7")
     page.wait_for_function(SEEN, arg=7)
     page.wait_for_load_state("networkidle")
     drawn = """() => [...document.querySelector(".films canvas").getContext("2d").getImageData(0, 0, 256, 200).data]"""
@@ -249,14 +254,12 @@ def test_every_pixel_on_demand(tmp_path, serve, visit):
     assert axe(page) == []
 
 
-def test_charts_are_zoomed_and_read_with_the_mouse(tmp_path, serve, visit):
+def test_charts_are_zoomed_and_read_with_the_mouse(tmp_path, shown):
     reward = np.arange(5000, dtype=np.float32)
     reward[2000:3000] = np.nan
     with ReplayBuffer(10_000, path=tmp_path / "ring") as buffer:
         buffer.write_episode({"reward": reward})
-    client = serve()
-    (key,) = client.keys().values()
-    page = visit(client, f"#/p/{key}/e/0?t=4000")
+    page = shown("/e/0?t=4000")
     chart, read = page.locator(".u-over").first, page.locator(".read").first
     chart.wait_for()
     page.wait_for_function("() => /step (4,00|3,99)/.test(document.querySelector('.read').textContent)")
@@ -312,11 +315,9 @@ def edges(request):
     return int(query["start"]), int(query["end"])
 
 
-def test_downloads_on_the_page(tmp_path, serve, visit, monkeypatch):
-    large(tmp_path / "ring")
-    client = serve()
-    (key,) = client.keys().values()
-    page = visit(client, f"#/p/{key}/e/0")
+def test_downloads_on_the_page(tmp_path, monkeypatch, shown):
+    pixels = large(tmp_path / "ring")
+    page = shown("/e/0")
     page.locator(".u-over").first.wait_for()
     starts = {"HDF5": b"\x89HDF", "mp4": None, "PNG strip": b"\x89PNG"}
     if importlib.util.find_spec("av") is None:
@@ -327,17 +328,18 @@ def test_downloads_on_the_page(tmp_path, serve, visit, monkeypatch):
         suffix = {"HDF5": "h5", "mp4": "mp4", "PNG strip": "png"}[name]
         assert got.value.suggested_filename == f"episode-0.{suffix}"
         body = Path(got.value.path()).read_bytes()
+        if name == "HDF5":
+            with h5py.File(got.value.path()) as file:
+                np.testing.assert_array_equal(file["pixels"][:], pixels)
         assert body[4:8] == b"ftyp" if start is None else body.startswith(start)
     monkeypatch.setattr("ringmap.viewer.app.MOST_NBYTES", 1000)
     page.get_by_role("link", name="HDF5").click()
     page.get_by_text("use `ringmap convert`").wait_for()  # the page says why there is no file
 
 
-def test_a_tab_in_the_back_asks_nothing(tmp_path, serve, visit):
+def test_a_tab_in_the_back_asks_nothing(tmp_path, shown):
     buffer = fill(tmp_path / "ring", 3)
-    client = serve()
-    (key,) = client.keys().values()
-    page = visit(client, f"#/p/{key}")
+    page = shown()
     page.get_by_text("● live").wait_for()
     hidden = (
         "is => { Object.defineProperty(document, 'hidden', { get: () => is, configurable: true }); "
@@ -359,7 +361,7 @@ def test_a_tab_in_the_back_asks_nothing(tmp_path, serve, visit):
 def test_a_ring_that_vanishes_while_it_is_shown(tmp_path, serve, visit):
     fill(tmp_path / "runs/ring", 3).close()
     client = serve(tmp_path / "runs")
-    (key,) = client.keys().values()
+    key = client.one()
     page, other = visit(client, f"#/p/{key}"), visit(client, f"#/p/{key}/e/20?t=5")
     page.locator("#row2").wait_for()
     other.locator(".u-over").first.wait_for()
@@ -376,11 +378,9 @@ def test_a_ring_that_vanishes_while_it_is_shown(tmp_path, serve, visit):
     assert page.locator("main .note").count() == 0
 
 
-def test_a_writer_that_pauses_or_ends_is_seen(tmp_path, serve, visit):
+def test_a_writer_that_pauses_or_ends_is_seen(tmp_path, shown):
     buffer = fill_transitions(tmp_path / "ring", 30)
-    client = serve()
-    (key,) = client.keys().values()
-    page = visit(client, f"#/p/{key}")
+    page = shown()
     page.get_by_text("● live").wait_for()
     page.locator("dd", has_text=f"writer alive {os.getpid()}").wait_for()
     rate = page.locator(".facts div", has_text="steps per second").locator("dd")
@@ -391,11 +391,9 @@ def test_a_writer_that_pauses_or_ends_is_seen(tmp_path, serve, visit):
     page.locator("dd", has_text="no writer").wait_for()
 
 
-def test_the_first_columns_come_without_a_reload(tmp_path, serve, visit):
+def test_the_first_columns_come_without_a_reload(tmp_path, shown):
     buffer = ReplayBuffer(1000, path=tmp_path / "ring")
-    client = serve()
-    (key,) = client.keys().values()
-    page = visit(client, f"#/p/{key}")
+    page = shown()
     page.get_by_text("No columns before the first episode").wait_for()
     page.get_by_text("● live").wait_for()
     buffer.write_episode(episode(0))
@@ -410,19 +408,17 @@ def test_the_first_columns_come_without_a_reload(tmp_path, serve, visit):
 def test_addresses_that_lead_nowhere_say_so(tmp_path, serve, visit, where):
     fill(tmp_path / "ring", 1).close()
     client = serve()
-    (key,) = client.keys().values()
+    key = client.one()
     page = visit(client, where.replace("KEY", key))
     page.locator("main h1").wait_for()
     assert page.locator("main a, main .note").count() > 0
 
 
-def test_compare(tmp_path, serve, visit):
+def test_compare(tmp_path, shown):
     buffer = fill(tmp_path / "ring", 3)
     buffer.write_episode(episode(3, length=35))
     buffer.close()
-    client = serve()
-    (key,) = client.keys().values()
-    page = visit(client, f"#/p/{key}")
+    page = shown()
     page.locator("#row2").wait_for()
     page.get_by_role("button", name="Choose").click()
     page.locator("#row0").click()
@@ -446,7 +442,7 @@ def test_compare(tmp_path, serve, visit):
 def test_live_and_evicted_while_watched_in_two_tabs(tmp_path, serve, visit):
     buffer = fill(tmp_path / "live", 3, max_steps=100)
     client = serve()
-    (key,) = client.keys().values()
+    key = client.one()
     table, watched = visit(client, f"#/p/{key}"), visit(client, f"#/p/{key}/e/0?t=3")
     table.locator("#row2").wait_for()
     watched.locator(".u-over").first.wait_for()
@@ -548,13 +544,7 @@ def test_names_that_attack_stay_text(tmp_path, serve, visit):
     name = ATTACK.replace("/", "|")
     for ring in (name, "b"):
         with ReplayBuffer(100, path=tmp_path / name / ring) as buffer:
-            buffer.write_episode(
-                {
-                    ATTACK: np.zeros(9),
-                    "s": np.array([ATTACK] * 9),
-                    "_episode_data": {ATTACK: ATTACK},
-                }
-            )
+            buffer.write_episode({ATTACK: np.zeros(9), "s": np.array([ATTACK] * 9), "_episode_data": {ATTACK: ATTACK}})
     (tmp_path / name / f"{name} c").mkdir()
     (tmp_path / name / f"{name} c/manifest.json").write_text("{")
     client = serve()
@@ -604,7 +594,7 @@ def test_a_phone_and_the_dark(tmp_path, serve, visit):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)"
 
 
-def test_lines_that_hardly_change_have_a_chart(tmp_path, serve, visit):
+def test_lines_that_hardly_change_have_a_chart(tmp_path, shown):
     large = 5 * 10**18
     columns = {
         "id": np.full(20, large),
@@ -614,9 +604,7 @@ def test_lines_that_hardly_change_have_a_chart(tmp_path, serve, visit):
     }
     with ReplayBuffer(1000, path=tmp_path / "ring") as buffer:
         buffer.write_episode(columns)
-    client = serve()
-    (key,) = client.keys().values()
-    page = visit(client, f"#/p/{key}/e/0?t=10")
+    page = shown("/e/0?t=10")
     for name in columns:
         chart = page.get_by_role("region", name=name, exact=True)
         chart.locator(".u-over").wait_for()
@@ -640,7 +628,7 @@ def test_the_words_below_the_ring_stand_apart(tmp_path, serve, visit):
     with ReplayBuffer(1000, path=tmp_path / "ring") as buffer:
         buffer.write_episodes({"reward": np.ones(21)} for _ in range(48))
         client = serve()
-        (key,) = client.keys().values()
+        key = client.one()
         page = visit(client, f"#/p/{key}")
         page.locator("#row0").wait_for()
         page.evaluate(WORDS)
@@ -652,13 +640,11 @@ def test_the_words_below_the_ring_stand_apart(tmp_path, serve, visit):
             assert one[0] >= 0 and one[1] < other[0] and other[1] <= other[2]
 
 
-def test_only_rows_in_view_are_made(tmp_path, serve, visit):
+def test_only_rows_in_view_are_made(tmp_path, shown):
     buffer = ReplayBuffer(20_000, path=tmp_path / "ring")
     buffer.write_episodes({"reward": np.full(2, float(n))} for n in range(5000))
     buffer.close()
-    client = serve()
-    (key,) = client.keys().values()
-    page = visit(client, f"#/p/{key}")
+    page = shown()
     page.locator("#row0").wait_for()
     page.evaluate("document.querySelector('.grid').scrollTop = 34 * 4000")
     page.locator("#row4005").wait_for()

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
-import h5py
 import numpy as np
 import pytest
 
@@ -23,15 +23,7 @@ from ringmap.viewer import drawing
 from ringmap.viewer.library import Library
 from ringmap.viewer.places import find
 from ringmap.viewer.serve import Access, Server, listen, tunnel_line
-from tests.unit.viewer.conftest import Client, episode, fill
-
-
-def until(call, wanted, seconds=20):
-    end = time.monotonic() + seconds
-    while not wanted(found := call()):
-        assert time.monotonic() < end, found
-        time.sleep(0.02)
-    return found
+from tests.unit.viewer.conftest import Client, episode, fill, until
 
 
 def unpacked(body):
@@ -70,18 +62,9 @@ def test_places_and_their_pages(tmp_path, serve, ring):
         "broken": "problem",
     }
     assert "check" in found["broken"]["problem"]
-    assert (
-        found["ring"]["episodes"],
-        found["ring"]["steps"],
-        found["ring"]["writer"]["alive"],
-    ) == (25, 500, False)
+    assert (found["ring"]["episodes"], found["ring"]["steps"], found["ring"]["writer"]["alive"]) == (25, 500, False)
     about = client.json("place", p=found["ring"]["key"])
-    assert (about["head"], about["tail"], about["commits"], about["max_steps"]) == (
-        600,
-        100,
-        30,
-        500,
-    )
+    assert (about["head"], about["tail"], about["commits"], about["max_steps"]) == (600, 100, 30, 500)
     columns = {c["name"]: c for c in about["columns"]}
     assert columns["proprio"]["range"] == [-1.0, 29.0] or columns["proprio"]["range"][1] == 29.0
     assert (columns["pixels"]["kind"], columns["instruction"]["kind"]) == ("picture", "text")
@@ -95,7 +78,7 @@ def test_places_and_their_pages(tmp_path, serve, ring):
 
 def test_table_sorts_and_filters_over_all_episodes(serve, ring):
     client = serve(ring)
-    (key,) = client.keys().values()
+    key = client.one()
     table = indexed(client, key, n=3)
     assert [row["return"] for row in table["rows"]] == [19 * 5.0, 19 * 6.0, 19 * 7.0]
     first = table["rows"][0]
@@ -119,11 +102,7 @@ def test_table_sorts_and_filters_over_all_episodes(serve, ring):
     ]:
         assert said in client.json("episodes", p=key, where=where, status=400)["error"], where
     spread = client.json("spread", p=key)
-    assert (
-        spread["length"]["least"],
-        spread["return"]["most"],
-        sum(spread["return"]["counts"]),
-    ) == (20, 19 * 29, 25)
+    assert (spread["length"]["least"], spread["return"]["most"], sum(spread["return"]["counts"])) == (20, 19 * 29, 25)
 
 
 def test_numbers_come_before_texts_and_episodes_without_a_value_last(tmp_path, serve):
@@ -133,7 +112,7 @@ def test_numbers_come_before_texts_and_episodes_without_a_value_last(tmp_path, s
         for value in values:
             buffer.write_episode({"x": np.zeros(2), "_episode_data": {} if value is None else {"score": value}})
     client = serve(tmp_path / "ring")
-    (key,) = client.keys().values()
+    key = client.one()
     indexed(client, key)
     for descending, expected in ((0, [5, 3, 7, 2, 4, 1, 0, 6]), (1, [2, 7, 3, 5, 1, 4, 0, 6])):
         rows = client.json("episodes", p=key, sort="score", desc=descending)["rows"]
@@ -144,15 +123,9 @@ def test_numbers_come_before_texts_and_episodes_without_a_value_last(tmp_path, s
 
 def test_episode_columns_pictures_and_text(serve, ring):
     client = serve(ring)
-    (key,) = client.keys().values()
+    key = client.one()
     one = client.json("episode", p=key, e=200)
-    assert (one["episode"], one["length"], one["verified"], one["before"], one["after"]) == (
-        5,
-        20,
-        True,
-        "180",
-        "220",
-    )
+    assert (one["episode"], one["length"], one["verified"], one["before"], one["after"]) == (5, 20, True, "180", "220")
     head, values = unpacked(client.api("columns", p=key, e=200, c=["proprio", "reward"], start=5))
     assert (head["thinned"], [c["lines"] for c in head["columns"]]) == (False, [2, 1])
     stored = episode(10)
@@ -168,10 +141,7 @@ def test_episode_columns_pictures_and_text(serve, ring):
 
     picture = np.asarray(Image.open(io.BytesIO(body[24 : 24 + sizes[0]])))
     np.testing.assert_array_equal(picture, stored["pixels"][3])
-    assert client.json("text", p=key, e=200, c="instruction", start=18)["values"] == [
-        "go 18",
-        "go 19",
-    ]
+    assert client.json("text", p=key, e=200, c="instruction", start=18)["values"] == ["go 18", "go 19"]
     assert client.api("thumb", p=key, e=200)[:4] == b"\x89PNG"
 
 
@@ -182,26 +152,13 @@ def test_long_episodes_are_thinned_to_least_and_greatest(tmp_path, serve):
     buffer.write_episode({"x": values})
     buffer.close()
     client = serve()
-    (key,) = client.keys().values()
+    key = client.one()
     head, (steps, thin) = unpacked(client.api("columns", p=key, e=0, c="x", points=1000))
     assert (head["thinned"], head["points"]) == (True, 1000)
     assert np.nanmax(thin) == 99.0
     assert np.nanmin(thin) == np.nanmin(values)
     assert np.isnan(thin[(steps > 2100) & (steps < 2900)]).all()
     assert (np.diff(steps) > 0).all()
-
-
-def test_downloads(tmp_path, serve, ring):
-    client = serve(ring)
-    (key,) = client.keys().values()
-    (tmp_path / "one.h5").write_bytes(client.api("download", p=key, e=200, **{"as": "hdf5"}))
-    with h5py.File(tmp_path / "one.h5") as file:
-        np.testing.assert_array_equal(file["proprio"][:], episode(10)["proprio"])
-    status, headers, body = client.ask(f"/api/download?p={key}&e=200&as=png")
-    assert (status, body[:4]) == (200, b"\x89PNG")
-    assert headers["content-disposition"] == 'attachment; filename="episode-5.png"'
-    pytest.importorskip("av")
-    assert client.api("download", p=key, e=200, **{"as": "mp4"})[4:8] == b"ftyp"
 
 
 def test_only_what_has_a_checksum_is_called_verified(tmp_path, serve, ring):
@@ -212,38 +169,6 @@ def test_only_what_has_a_checksum_is_called_verified(tmp_path, serve, ring):
     assert client.json("episode", p=keys["ring"], e=200)["verified"] is True
 
 
-def test_new_episodes_come_and_evicted_ones_go(tmp_path, serve):
-    buffer = fill(tmp_path / "live", 3, max_steps=100)
-    client = serve()
-    (key,) = client.keys().values()
-    connection = socket.create_connection(("127.0.0.1", client.port))
-    cookie = f"ringmap-{client.port}={client.server.token}"
-    connection.sendall(
-        f"GET /api/events?p={key} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nCookie: {cookie}\r\n\r\n".encode()
-    )
-    lines = connection.makefile("rb")
-
-    def told():
-        for line in lines:
-            if line.startswith(b"data:"):
-                return json.loads(line[5:])
-
-    assert told()["episodes"] == 3
-    start = time.monotonic()
-    for number in range(3, 9):
-        buffer.write_episode(episode(number))
-    while (state := told())["head"] < 180:
-        pass
-    assert time.monotonic() - start < 10  # half a second on a machine that is not busy
-    assert (state["episodes"], state["first"], state["tail"]) == (5, "80", 80)
-    table = indexed(client, key)
-    assert [row["data"]["seed"] for row in table["rows"]] == [104, 105, 106, 107, 108]
-    assert "evicted" in client.json("episode", p=key, e=0, status=410)["error"]
-    assert "evicted" in client.json("columns", p=key, e=0, c="reward", status=410)["error"]
-    connection.close()
-    buffer.close()
-
-
 def test_a_damaged_episode_is_shown_as_damaged_and_others_go_on(serve, ring):
     with open(ring / "columns/001-proprio.npy", "r+b") as file:
         file.seek(-8, os.SEEK_END)
@@ -252,23 +177,11 @@ def test_a_damaged_episode_is_shown_as_damaged_and_others_go_on(serve, ring):
         file.write(b"\xff\xfe")
         assert end > 4096 + 8 * 210
     client = serve(ring)
-    (key,) = client.keys().values()
+    key = client.one()
     states = {e: client.json("episode", p=key, e=e)["damaged"] for e in (180, 200, 220)}
     assert "damaged" in states[200]
     assert (states[180], states[220]) == (None, None)
     assert client.api("columns", p=key, e=200, c="reward")
-
-
-def test_a_ring_that_vanishes(tmp_path, serve, ring):
-    client = serve()
-    (key,) = client.keys().values()
-    client.json("episode", p=key, e=200)
-    ring.rename(tmp_path / "elsewhere")
-    told = until(lambda: client.ask("/api/places")[2], lambda body: b"elsewhere" in body)
-    assert b'"ring"' not in told
-    assert json.loads(client.ask(f"/api/place?p={key}")[2])[
-        "error" if client.ask(f"/api/place?p={key}")[0] != 200 else "name"
-    ]
 
 
 # -- who may ask ------------------------------------------------------------------------------------
@@ -281,7 +194,7 @@ def refused(reply):
 
 def test_only_with_the_token(serve, ring):
     client = serve(ring)
-    (key,) = client.keys().values()
+    key = client.one()
     token = client.server.token
     status, headers, _ = client.ask(f"/?token={token}", cookie=False)
     assert (status, headers["location"]) == (303, "/")
@@ -352,13 +265,7 @@ def test_whatever_a_stranger_sends_is_refused(path, query, headers):
         sent.append(message)
 
     given = {b"host": b"127.0.0.1:7"} | headers
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": path,
-        "query_string": query,
-        "headers": list(given.items()),
-    }
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": query, "headers": list(given.items())}
     asyncio.run(Access(app, "secret", 7, frames=True)(scope, None, send))
     assert sent[0]["status"] == 403
 
@@ -409,21 +316,14 @@ ATTACK = "<img src=x onerror=alert(1)>\x1b]0;x\x07\u202e../../etc"
 def test_names_and_values_of_data_are_json_alone(tmp_path, serve):
     buffer = ReplayBuffer(100, path=tmp_path / "ring")
     buffer.write_episode(
-        {
-            ATTACK: np.zeros(9),
-            "_episode_data": {ATTACK: ATTACK, "many": np.zeros(1000), "huge": 2**60},
-        }
+        {ATTACK: np.zeros(9), "_episode_data": {ATTACK: ATTACK, "many": np.zeros(1000), "huge": 2**60}}
     )
     buffer.close()
     client = serve()
-    (key,) = client.keys().values()
+    key = client.one()
     status, headers, body = client.ask(f"/api/episode?p={key}&e=0")
     assert headers["content-type"] == "application/json" and headers["x-content-type-options"] == "nosniff"
-    assert json.loads(body)["data"] == {
-        ATTACK: ATTACK,
-        "many": "float64 (1000,)",
-        "huge": str(2**60),
-    }
+    assert json.loads(body)["data"] == {ATTACK: ATTACK, "many": "float64 (1000,)", "huge": str(2**60)}
     assert b"\x1b" not in body and all(byte < 128 for byte in body)
 
 
@@ -435,19 +335,13 @@ def test_what_one_request_may_take(tmp_path, serve, monkeypatch):
     buffer.write_episode({"map": np.zeros((200, 20, 20), np.float32), "pixels": np.zeros((200, 64, 64, 3), np.uint8)})
     buffer.close()
     client = serve()
-    (key,) = client.keys().values()
+    key = client.one()
     told = {c["name"]: c for c in client.json("episode", p=key, e=0)["columns"]}
     assert told["map"]["reason"] == "20 x 20 = 400 values a step; at most 64 are drawn as lines"
     assert "400 values" in client.json("columns", p=key, e=0, c="map", status=400)["error"]
     assert struct.unpack_from("<II", client.api("frames", p=key, e=0, c="pixels", n=10**9))[1] == drawing.FRAMES
     assert len(client.json("episodes", p=key, n=10**12)["rows"]) == 1
-    for query in (
-        {"start": -1},
-        {"start": 300},
-        {"start": 5, "end": 3},
-        {"start": "x"},
-        {"n": "1e3"},
-    ):
+    for query in ({"start": -1}, {"start": 300}, {"start": 5, "end": 3}, {"start": "x"}, {"n": "1e3"}):
         assert client.json("frames", p=key, e=0, c="pixels", status=400, **query)["error"]
     for query in ({"e": 7}, {"e": 2**62}):
         assert client.json("episode", p=key, status=410, **query)["error"]
@@ -459,15 +353,11 @@ def test_what_one_request_may_take(tmp_path, serve, monkeypatch):
 def test_a_ring_that_vanished_before_it_is_followed_says_so_and_comes_back(tmp_path, serve):
     fill(tmp_path / "runs/ring", 3).close()
     client = serve(tmp_path / "runs")
-    (key,) = client.keys().values()
+    key = client.one()
     (tmp_path / "runs/ring").rename(tmp_path / "elsewhere")
-    cookie = f"ringmap-{client.port}={client.server.token}"
-    request = f"GET /api/events?p={key} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nCookie: {cookie}\r\n\r\n"
     with contextlib.ExitStack() as stack:
         for _ in range(2):  # the second asks when the server knows that it is gone
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", client.port), timeout=30))
-            connection.sendall(request.encode())
-            lines = connection.makefile("rb")
+            lines = stack.enter_context(client.events(key)).makefile("rb")
             assert lines.readline().startswith(b"HTTP/1.1 200")  # a browser does not ask again after an error
             states = (json.loads(line[5:]) for line in lines if line.startswith(b"data:"))
             assert "was removed or renamed" in next(states)["problem"]
@@ -478,16 +368,8 @@ def test_a_ring_that_vanished_before_it_is_followed_says_so_and_comes_back(tmp_p
 
 def test_a_slow_client_keeps_nobody_waiting(serve, ring):
     client = serve(ring)
-    (key,) = client.keys().values()
-    slow = []
-    for _ in range(12):  # they ask, and never read
-        connection = socket.create_connection(("127.0.0.1", client.port))
-        cookie = f"ringmap-{client.port}={client.server.token}"
-        for path in (f"/api/events?p={key}",):
-            connection.sendall(
-                f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nCookie: {cookie}\r\n\r\n".encode()
-            )
-        slow.append(connection)
+    key = client.one()
+    slow = [client.events(key) for _ in range(12)]  # they ask, and never read
     assert client.json("episodes", p=key)["total"] == 25
     for connection in slow:
         connection.close()
@@ -570,11 +452,7 @@ def test_the_command_until_ctrl_c(ring):
     line = process.stdout.readline()
     assert line.startswith("1 place at http://127.0.0.1:") and "?token=" in line
     port, token = int(line.split(":")[2].split("/")[0]), line.strip().rpartition("=")[2]
-    connection = socket.create_connection(("127.0.0.1", port))  # somebody is still connected
-    key = Library([ring]).places()[0].key
-    connection.sendall(
-        f"GET /api/events?p={key} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: ringmap-{port}={token}\r\n\r\n".encode()
-    )
+    connection = Client(SimpleNamespace(port=port, token=token)).events(Library([ring]).places()[0].key)
     assert connection.recv(100).startswith(b"HTTP/1.1 200")
     start = time.monotonic()
     process.send_signal(signal.SIGINT)
@@ -610,10 +488,12 @@ def test_a_search_that_is_cut_says_so(tmp_path, monkeypatch):
     assert [place.problem for place in find([tmp_path])] == [None] * 7  # the fleet, its rings
 
 
-def test_marks_need_a_folder(tmp_path):
+def test_marks_need_a_folder_and_a_library_what_is_there(tmp_path):
     with pytest.raises(NotFoundError, match="there is no folder"):
         Library([tmp_path], marks=str(tmp_path / "none/marks.json"))
     Library([tmp_path], marks=str(tmp_path / "marks.json")).close()
+    with pytest.raises(NotFoundError, match="nothing is there"):
+        Library([tmp_path / "none"])
 
 
 @pytest.mark.slow
@@ -628,11 +508,6 @@ def test_the_command_names_what_it_can_not_show(tmp_path):
     lines = process.communicate(timeout=30)[1].splitlines()
     assert [line.partition("broken")[2][:1] for line in lines[:5]] == list("01234")
     assert "2 places more can't be read" in lines[5] and "no buffers or datasets" in lines[6]
-
-
-def test_nothing_there(tmp_path):
-    with pytest.raises(NotFoundError, match="nothing is there"):
-        Library([tmp_path / "none"])
 
 
 def waited(give_way):
@@ -694,7 +569,7 @@ def test_an_idle_view_lets_a_dataset_be_written(tmp_path, serve, monkeypatch, na
 
     assert write([0, 1])
     client = serve(path)
-    (key,) = client.keys().values()
+    key = client.one()
     assert indexed(client, key)["total"] == 2
     until(lambda: write([2], mode="append"), bool)
     assert until(lambda: client.json("place", p=key), lambda p: "episodes" in p)["episodes"] == 3
