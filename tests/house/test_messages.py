@@ -13,12 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import ringmap
-from ringmap import (
-    ReplayBuffer,
-    ReplayBufferCollectionWrapper,
-    TransitionReplayBuffer,
-    errors,
-)
+from ringmap import ReplayBuffer, ReplayBufferCollectionWrapper, TransitionReplayBuffer, errors
 from ringmap.data import ShardedReplayBuffer, get_format, load_dataset
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.checksums import encode_signed

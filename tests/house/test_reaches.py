@@ -11,23 +11,11 @@ PACKAGE = ROOT / "src" / "ringmap"
 OTHERS = {
     ("buffers/workers.py", "sys._getframe"): "Python's call stack: decision 085",
     ("datasets/base.py", "sys._getframe"): "who asks for a length: PyTorch's sampler, or the user",
-    (
-        "buffers/torchrl_storage.py",
-        "made._cursor",
-    ): "TorchRL's writer has no public name for its cursor",
-    (
-        "recording/wrapper.py",
-        "base._env_obs",
-    ): "Gymnasium's SyncVectorEnv hands out its memory, not a copy",
-    (
-        "buffers/sharded/rings.py",
-        "lock._is_owned",
-    ): "Python's reentrant lock has no public name for who holds it",
+    ("buffers/torchrl_storage.py", "made._cursor"): "TorchRL's writer has no public name for its cursor",
+    ("recording/wrapper.py", "base._env_obs"): "Gymnasium's SyncVectorEnv hands out its memory, not a copy",
+    ("buffers/sharded/rings.py", "lock._is_owned"): "Python's reentrant lock has no public name for who holds it",
     ("testing/kills.py", "os._exit"): "Python's own way to end a forked child",
-    (
-        "world/workers.py",
-        "self._envs._state",
-    ): "Gymnasium's AsyncVectorEnv can't be closed in the middle of a call",
+    ("world/workers.py", "self._envs._state"): "Gymnasium's AsyncVectorEnv can't be closed in the middle of a call",
 }
 """The private names of strangers' objects that are used all the same, and why."""
 OF_TUPLES = {"_replace", "_fields", "_asdict", "_make", "_field_defaults"}

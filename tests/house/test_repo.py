@@ -103,12 +103,7 @@ def test_ci_runs_the_versions_and_the_command_of_the_readme(tmp_path, versions, 
         f"chmod +x *\nexit {suite}\n"
     )
     stub.chmod(0o755)
-    done = subprocess.run(
-        [ROOT / ".ci/run"],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run([ROOT / ".ci/run"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True)
     _, test = COMMAND.findall((ROOT / "README.md").read_text())
     lines = done.stdout.splitlines()
     assert done.returncode == status

@@ -8,12 +8,7 @@ from tests.tiers import few
 def test_all_but_the_first_are_slow():
     cases = few(["a", pytest.param("b", marks=pytest.mark.campaign, id="B"), ("c", 1), "d"], 2)
     assert [case.values for case in cases] == [("a",), ("b",), ("c", 1), ("d",)]
-    assert [[mark.name for mark in case.marks] for case in cases] == [
-        [],
-        ["campaign"],
-        [],
-        ["slow"],
-    ]
+    assert [[mark.name for mark in case.marks] for case in cases] == [[], ["campaign"], [], ["slow"]]
     assert [case.id for case in cases] == [None, "B", None, None]
 
 

@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 
 from ringmap.data import Dataset, load_dataset
-from ringmap.datasets.episode import (
-    EpisodeDict,
-    stored_layout,
-    to_channels_first,
-    to_channels_last,
-)
+from ringmap.datasets.episode import EpisodeDict, stored_layout, to_channels_first, to_channels_last
 from ringmap.datasets.stored import StoredDataset
 from ringmap.formats.hdf5 import HDF5Writer
 from ringmap.testing.datasets import DatasetTests, make_episode, make_episodes
@@ -211,12 +206,7 @@ def test_text_goes_through_a_data_loader(path):
 @pytest.mark.parametrize("layout", ["CHW", "HWC"])
 @pytest.mark.parametrize(
     "transform",
-    [
-        None,
-        dict,
-        lambda steps: steps,
-        lambda steps: {n: v for n, v in steps.items() if n != "reward"},
-    ],
+    [None, dict, lambda steps: steps, lambda steps: {n: v for n, v in steps.items() if n != "reward"}],
     ids=["none", "dict", "same", "new"],
 )
 def test_episodes_can_be_written_again_whatever_the_layout(path, tmp_path, layout, transform):

@@ -6,13 +6,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ringmap.data import (
-    GoalDataset,
-    ReplayBuffer,
-    ShardedReplayBuffer,
-    get_format,
-    load_dataset,
-)
+from ringmap.data import GoalDataset, ReplayBuffer, ShardedReplayBuffer, get_format, load_dataset
 from ringmap.datasets.stored import StoredDataset
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.testing.datasets import DatasetTests
@@ -85,12 +79,7 @@ class TestMinari(Theirs):
 
 class TestRobomimic(Theirs):
     name, needs, how = "robomimic", "h5py", {}
-    names: ClassVar = {
-        "pixels": "obs/pixels",
-        "action": "action",
-        "reward": "reward",
-        "where": "obs/where",
-    }
+    names: ClassVar = {"pixels": "obs/pixels", "action": "action", "reward": "reward", "where": "obs/where"}
 
 
 class TestRingmap(OtherOptions, DatasetTests):

@@ -49,8 +49,7 @@ def test_bad_options(options, message):
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "frameskip", "offset"),
-    [(1, 1, None), (4, 1, None), (3, 2, None), (4, 2, 1), (2, 1, 5)],
+    ("num_steps", "frameskip", "offset"), [(1, 1, None), (4, 1, None), (3, 2, None), (4, 2, 1), (2, 1, 5)]
 )
 @pytest.mark.parametrize("kind", [GEOMETRIC, UNIFORM])
 def test_future_goals_lie_later_in_the_episode(kind, num_steps, frameskip, offset):

@@ -167,20 +167,11 @@ def test_concat_refuses_other_columns(tmp_path):
         return load_dataset(write(tmp_path / name, [columns]))
 
     one = file("1.h5", x=np.zeros(2), task=["a", "b"])
-    assert ConcatDataset([one, file("2.h5", task=["longer", "b"], x=np.ones(2))]).column_names == [
-        "x",
-        "task",
-    ]
+    assert ConcatDataset([one, file("2.h5", task=["longer", "b"], x=np.ones(2))]).column_names == ["x", "task"]
     for others, text in (
         ({"x": np.zeros(2)}, "dataset 1 has no column 'task', which dataset 0 has"),
-        (
-            {"x": np.zeros(2), "task": ["a", "b"], "y": np.zeros(2)},
-            "dataset 0 has no column 'y', which dataset 1 has",
-        ),
-        (
-            {"x": np.zeros(2, "f4"), "task": ["a", "b"]},
-            r"'x' is float32 \(\) in dataset 1, but float64",
-        ),
+        ({"x": np.zeros(2), "task": ["a", "b"], "y": np.zeros(2)}, "dataset 0 has no column 'y', which dataset 1 has"),
+        ({"x": np.zeros(2, "f4"), "task": ["a", "b"]}, r"'x' is float32 \(\) in dataset 1, but float64"),
         ({"x": np.zeros((2, 3)), "task": ["a", "b"]}, r"'x' is float64 \(3,\) in dataset 1"),
     ):
         with pytest.raises(ValueError, match=text):

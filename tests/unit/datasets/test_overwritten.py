@@ -120,8 +120,7 @@ def flat(value):
 @pytest.mark.parametrize(
     ("overwrite", "lengths"),
     few(
-        [(by_our_writer, OTHERS), (in_place, OTHERS), (anew, LENGTHS), (in_place, LENGTHS), (by_our_writer, LENGTHS)],
-        2,
+        [(by_our_writer, OTHERS), (in_place, OTHERS), (anew, LENGTHS), (in_place, LENGTHS), (by_our_writer, LENGTHS)], 2
     ),
 )
 def test_overwritten_while_open(tmp_path, name, overwrite, lengths):
@@ -138,12 +137,7 @@ def test_overwritten_while_open(tmp_path, name, overwrite, lengths):
     pickled = pickle.dumps(used)
     later_than(tmp_path)
     overwrite(path, name, 50, lengths)
-    for state, dataset in {
-        "fresh": fresh,
-        "used": used,
-        "closed": closed,
-        "pickled": pickle.loads(pickled),
-    }.items():
+    for state, dataset in {"fresh": fresh, "used": used, "closed": closed, "pickled": pickle.loads(pickled)}.items():
         for what, read in reads(dataset).items():
             assert outcome(read, want[what], path) != "new", f"{state}: {what} is of the new files"
         dataset.close()

@@ -60,10 +60,7 @@ def held(arcs, first, count, lineage=b""):
 def test_a_share_is_exact_to_within_three_episodes_of_any_span(seed):
     rng, worst = np.random.default_rng(seed), 0.0
     for _ in range(150):
-        count, first = (
-            int(np.exp(rng.uniform(np.log(3), np.log(10_000)))),
-            int(rng.integers(1 << 40)),
-        )
+        count, first = (int(np.exp(rng.uniform(np.log(3), np.log(10_000)))), int(rng.integers(1 << 40)))
         share, lineage = float(rng.uniform(0.02, 0.98)), rng.bytes(16)
         one, other = Arcs.whole(seed).divided([share, 1 - share], seed)
         mine = held(one, first, count, lineage)

@@ -112,10 +112,7 @@ def test_everything_follows_the_episodes_that_were_selected(tmp_path, kind, wher
     assert [x_of(view[i]) for i in range(len(view))] == [[x] for x in rows]
     assert [x_of(item) for item in view.__getitems__([7, 0, -1])] == [[rows[i]] for i in (7, 0, -1)]
     assert [view.load_episode(n)["x"].tolist() for n in range(3)] == wanted
-    assert [chunk["x"].tolist() for chunk in view.load_chunk([2, 0], [1, 0], [3, 2])] == [
-        wanted[2][1:3],
-        wanted[0][:2],
-    ]
+    assert [chunk["x"].tolist() for chunk in view.load_chunk([2, 0], [1, 0], [3, 2])] == [wanted[2][1:3], wanted[0][:2]]
     assert view.load_steps(1, 1, 2, ["x"])["x"].tolist() == wanted[1][1:]
     assert view.get_episode_data()["seed"] == KEPT
     assert view.get_episode_data([2, 0])["seed"] == [5, 1]
@@ -177,12 +174,7 @@ def test_copies_and_mixes_follow(tmp_path):
 
 def test_split_of_selected_episodes():
     train, rest = buffer().split(0.5, where="seed >= 2")
-    assert sorted(train.get_episode_data()["seed"] + rest.get_episode_data()["seed"]) == [
-        2,
-        3,
-        4,
-        5,
-    ]
+    assert sorted(train.get_episode_data()["seed"] + rest.get_episode_data()["seed"]) == [2, 3, 4, 5]
 
 
 CALLS = {

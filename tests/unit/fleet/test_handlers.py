@@ -144,10 +144,7 @@ def ring(tmp_path):
 
 
 def test_a_handler_in_the_middle_of_a_paced_call_is_refused(tmp_path, ring, handled):
-    with (
-        Pace(tmp_path, **NUMBERS, disk=Struck("lock")) as pace,
-        Pace(tmp_path, **NUMBERS) as other,
-    ):
+    with Pace(tmp_path, **NUMBERS, disk=Struck("lock")) as pace, Pace(tmp_path, **NUMBERS) as other:
         told = handled(lambda: ring.sample(8, pace=other))
         with pace.insert(10):
             assert told

@@ -263,10 +263,7 @@ def test_transitions_count_before_they_are_committed(tmp_path, rings):
     numbers = {"samples_per_insert": 1, "min_steps": 100, "slack": 0.1}
     learner, added = Pace(tmp_path, **numbers), 0
     collectors = [
-        (
-            Impatient(tmp_path, **numbers),
-            TransitionReplayBuffer(1000, (3,), (), None, path=tmp_path / f"{number}"),
-        )
+        (Impatient(tmp_path, **numbers), TransitionReplayBuffer(1000, (3,), (), None, path=tmp_path / f"{number}"))
         for number in range(rings)
     ]
     draw = in_thread(lambda: learner.draw(1))
@@ -836,8 +833,7 @@ def test_a_file_of_another_fleet(tmp_path, name):
     else:
         shutil.copy(source / name, target / name)
     with pytest.raises(
-        InputError,
-        match="pace.json belongs to fleet .* copied from elsewhere; stop the fleet and remove .*two/pace",
+        InputError, match="pace.json belongs to fleet .* copied from elsewhere; stop the fleet and remove .*two/pace"
     ):
         Pace(tmp_path / "two", **NUMBERS, timeout_s=0.01).draw(8)
     shutil.rmtree(target)  # as the message says

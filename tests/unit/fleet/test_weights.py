@@ -15,13 +15,7 @@ import safetensors.torch
 import torch
 
 from ringmap import Weights
-from ringmap.errors import (
-    CorruptError,
-    EnvironmentFault,
-    InputError,
-    LockedError,
-    NewerVersionError,
-)
+from ringmap.errors import CorruptError, EnvironmentFault, InputError, LockedError, NewerVersionError
 from ringmap.fleet import weights as module
 from ringmap.storage.disk.files import Disk, File
 from ringmap.storage.disk.lock import WriterLock

@@ -66,11 +66,7 @@ gymnasium.register("RingmapTest/Walk-v0", entry_point=Walk)
 
 def make_world(number, num_envs=2, **options):
     world = ringmap.World(
-        "tests.unit.fleet.worlds:RingmapTest/Walk-v0",
-        num_envs,
-        add_pixels=False,
-        max_episode_steps=None,
-        **options,
+        "tests.unit.fleet.worlds:RingmapTest/Walk-v0", num_envs, add_pixels=False, max_episode_steps=None, **options
     )
     world.set_policy(RandomPolicy(seed=9))
     return world

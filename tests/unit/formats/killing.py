@@ -8,13 +8,7 @@ from ringmap.data import get_format, list_formats, load_dataset
 from ringmap.formats.common import disk
 from ringmap.testing.kills import killed_after, reason_why_not
 
-LOSSLESS = {
-    "hdf5": {},
-    "zarr": {},
-    "lance": {},
-    "folder": {"image_format": "png"},
-    "video": {"lossless": True},
-}
+LOSSLESS = {"hdf5": {}, "zarr": {}, "lance": {}, "folder": {"image_format": "png"}, "video": {"lossless": True}}
 WRITERS = [name for name in LOSSLESS if name in list_formats()]
 FOLDERS = [name for name in WRITERS if name != "hdf5"]
 SUFFIX = {"hdf5": ".h5", "lance": ".lance", "zarr": ".zarr"}

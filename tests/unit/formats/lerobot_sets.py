@@ -67,13 +67,7 @@ def add_annotations(root):
 
     (path,) = Path(root).glob("data/*/*.parquet")
     table = pq.read_table(path)
-    said = {
-        "role": "user",
-        "content": "reach",
-        "style": "subtask",
-        "camera": None,
-        "tool_calls": None,
-    }
+    said = {"role": "user", "content": "reach", "style": "subtask", "camera": None, "tool_calls": None}
     columns = {
         "language_persistent": pa.array([[said | {"timestamp": 0.0}]] * len(table)),
         "language_events": pa.array([[said]] + [[]] * (len(table) - 1)),

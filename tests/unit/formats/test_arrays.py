@@ -50,10 +50,7 @@ def test_a_d4rl_file_without_timeouts_asks_where_episodes_end(tmp_path):
     for call in (lambda: load_dataset(path), lambda: from_arrays(given)):
         with pytest.raises(InputError, match="not known where its episodes end.*pass max_episode_steps="):
             call()
-    for ends, limit in (
-        ({3, 7, 11}, 4),
-        ({2, 3, 6, 9, 11}, 3),
-    ):  # counted from where the last one ended
+    for ends, limit in (({3, 7, 11}, 4), ({2, 3, 6, 9, 11}, 3)):  # counted from where the last one ended
         dataset = load_dataset(path, max_episode_steps=limit)
         assert never_crosses(dataset, ends)
         assert dataset.lengths.tolist() == ([4, 3, 3] if limit == 4 else [2, 1, 2, 2, 1])
@@ -68,9 +65,7 @@ def test_a_d4rl_file_by_its_path(tmp_path):
     """Recognised as its prefix loads it; other arrays are named, and read if asked for; it can be converted."""
     given = arrays()
     path = write_hdf5(
-        tmp_path / "hopper.hdf5",
-        **given,
-        **{"infos/qpos": np.arange(24.0).reshape(12, 2), "metadata/algorithm": "SAC"},
+        tmp_path / "hopper.hdf5", **given, **{"infos/qpos": np.arange(24.0).reshape(12, 2), "metadata/algorithm": "SAC"}
     )
     with pytest.warns(UserWarning, match=r"left out: 'infos/qpos', 'metadata/algorithm'; keys_to_load="):
         dataset = load_dataset(path)
@@ -91,24 +86,14 @@ def test_arrays_with_ends(tmp_path):
     """Values come as they were given, up to the last step; nothing is made up but `truncated`."""
     given = {**arrays(), "skill": np.array(list("abcabcabcabc"))}
     dataset = from_arrays(given, num_steps=2)
-    assert dataset.column_names == [
-        "observation",
-        "action",
-        "reward",
-        "terminated",
-        "truncated",
-        "skill",
-    ]
+    assert dataset.column_names == ["observation", "action", "reward", "terminated", "truncated", "skill"]
     assert dataset.lengths.tolist() == [4, 4, 1, 3] and never_crosses(dataset) and dataset.reward_at == "same"
     assert all(
         np.array_equal(dataset.get_col_data(o), given[n]) for o, n in zip(dataset.column_names, given, strict=True)
     )
     assert len(dataset) == 3 + 3 + 2 and dataset[3]["observation"][:, 0].tolist() == [4, 5]
     np.savez(tmp_path / "all.npz", **given)
-    with (
-        np.load(tmp_path / "all.npz") as archive,
-        pytest.raises(InputError, match=r"from_arrays\(np.load"),
-    ):
+    with np.load(tmp_path / "all.npz") as archive, pytest.raises(InputError, match=r"from_arrays\(np.load"):
         assert from_arrays(archive).lengths.tolist() == [4, 4, 1, 3]
         load_dataset(tmp_path / "all.npz")
     buf = ReplayBuffer(100)
@@ -118,10 +103,7 @@ def test_arrays_with_ends(tmp_path):
     assert from_arrays({"obs": np.arange(12), "dones": ends * 1.0}).get_col_data("done").dtype == float
     for bad, message in (
         ({"obs": np.arange(3)}, "no array says where episodes end"),
-        (
-            {"action": np.arange(3), "actions": np.arange(3), "dones": np.zeros(3)},
-            "two arrays are the column 'action'",
-        ),
+        ({"action": np.arange(3), "actions": np.arange(3), "dones": np.zeros(3)}, "two arrays are the column 'action'"),
         ({"obs": np.arange(3), "dones": [0, 2, 1]}, "expected one flag a step, 0 or 1"),
         ({}, "no arrays"),
     ):
@@ -149,30 +131,17 @@ def test_npz_files_with_an_episode_each(tmp_path):
     last = dataset.load_episode(10)
     assert last["observation"][:, 0].tolist() == [1000, 1001, 1002, 1003]
     assert last["next_observation"][:, 0].tolist() == [1001, 1002, 1003, 1004]
-    assert last["word"].tolist() == ["kkkk"] * 4 and last["action"].tolist() == [
-        500,
-        500.5,
-        501,
-        501.5,
-    ]
+    assert last["word"].tolist() == ["kkkk"] * 4 and last["action"].tolist() == [500, 500.5, 501, 501.5]
     assert dataset.get_episode_data(2)["success"] == [True]
     assert dataset.get_episode_data(3)["goal"][0].tolist() == [3, 4]
     np.savez(
-        tmp_path / "episode_0.npz",
-        observations=np.zeros((4, 1)),
-        actions=np.zeros(3),
-        rewards=np.zeros(3),
-        info=[{}],
+        tmp_path / "episode_0.npz", observations=np.zeros((4, 1)), actions=np.zeros(3), rewards=np.zeros(3), info=[{}]
     )
     with pytest.raises(UnsupportedError, match="column 'observation' is of float64.*another shape or dtype"):
         load_dataset(tmp_path)
     with pytest.raises(UnsupportedError, match="column 'info' is of Python objects"):
         load_dataset(tmp_path, keys_to_load=["info"])
-    assert load_dataset(tmp_path, keys_to_load=["action"]).get_col_data("action")[:3].tolist() == [
-        0,
-        0,
-        0,
-    ]
+    assert load_dataset(tmp_path, keys_to_load=["action"]).get_col_data("action")[:3].tolist() == [0, 0, 0]
     np.savez(tmp_path / "episode_1.npz", a=np.zeros(3), b=np.zeros(7))
     with pytest.raises(InputError, match="episode_1.npz: how many steps"):
         load_dataset(tmp_path)
@@ -186,10 +155,6 @@ def test_files_are_in_the_order_of_their_numbers_whatever_else_their_names_have(
 
 
 def test_arrays_of_no_steps_have_no_episodes():
-    none = {
-        "observations": np.zeros((0, 3)),
-        "terminals": np.zeros(0),
-        "timeouts": np.zeros((0, 1)),
-    }
+    none = {"observations": np.zeros((0, 3)), "terminals": np.zeros(0), "timeouts": np.zeros((0, 1))}
     dataset = from_arrays(none)
     assert dataset.lengths.tolist() == [] and len(dataset) == 0

@@ -51,10 +51,7 @@ def test_half_a_picture_is_refused(tmp_path):
     with get_format("folder").open_writer(path, image_format="png") as writer:
         writer.write_episode({"pixels": pixels[:1]})
         size = os.path.getsize(path / "ep_len.log")
-        with (
-            files_at_most(size + size // 2),
-            pytest.raises(EnvironmentFault, match="nothing was written"),
-        ):
+        with files_at_most(size + size // 2), pytest.raises(EnvironmentFault, match="nothing was written"):
             writer.write_episode({"pixels": pixels})
         writer.write_episode({"pixels": pixels[::-1]})
     dataset = load_dataset(path, layout="HWC")

@@ -12,15 +12,7 @@ from ringmap.errors import ExistsError, LockedError
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.store import InsideStore
-from tests.unit.formats import (
-    test_exported,
-    test_folder,
-    test_hdf5,
-    test_lance,
-    test_parquet,
-    test_video,
-    test_zarr,
-)
+from tests.unit.formats import test_exported, test_folder, test_hdf5, test_lance, test_parquet, test_video, test_zarr
 
 SUITES = [
     test_hdf5.TestHDF5,

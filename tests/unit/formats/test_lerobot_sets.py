@@ -29,8 +29,7 @@ def test_what_a_release_wrote(tmp_path, release):
     options = {"layout": "HWC", "output": "numpy"}
     if release.startswith("0.6"):
         with pytest.raises(
-            UnsupportedError,
-            match="column 'language_persistent' is of LeRobot's dtype 'language'.*keys_to_load=",
+            UnsupportedError, match="column 'language_persistent' is of LeRobot's dtype 'language'.*keys_to_load="
         ) as told:
             load_dataset(tmp_path, **options)
         options["keys_to_load"] = [*steps(0), "task", "timestamp"]
@@ -144,10 +143,7 @@ def test_what_is_not_supported_is_named(tmp_path):
         ("word", "has missing values"),
         ("ragged", "has lists of another length"),
     ):
-        with (
-            pytest.warns(UserWarning, match="does not describe"),
-            pytest.raises(UnsupportedError, match=message),
-        ):
+        with pytest.warns(UserWarning, match="does not describe"), pytest.raises(UnsupportedError, match=message):
             load_dataset(root, keys_to_load=[name], output="numpy").load_episode(0)
 
 

@@ -266,10 +266,7 @@ def test_pictures_of_others_are_appended_to_exactly_or_not_at_all(tmp_path):
             assert dataset.lengths.tolist() == ([2] if "48" in kind else [2, 1])
             same(dataset.load_episode(-1)["x"][0], values)
     path = in_videos(tmp_path / "film", film("rgba64le", FILMS["rgba64le"]), FRAMES)
-    with (
-        get_format("video").open_writer(path) as writer,
-        pytest.raises(InputError, match="as lossless video"),
-    ):
+    with get_format("video").open_writer(path) as writer, pytest.raises(InputError, match="as lossless video"):
         writer.write_episode({"x": FRAMES})
 
 
@@ -482,10 +479,7 @@ def test_16_bits_are_written_as_pictures_where_the_codec_holds_them(tmp_path):
             assert got.channels_first == set(rows)
             for column, values in rows.items():
                 same(got[column], np.moveaxis(values, -1, 1))
-    same(
-        np.asarray(Image.open(tmp_path / "png/grey/ep_1_step_2.png")).astype(np.uint16),
-        WIDE[..., 0],
-    )
+    same(np.asarray(Image.open(tmp_path / "png/grey/ep_1_step_2.png")).astype(np.uint16), WIDE[..., 0])
     with av.open(tmp_path / "film/grey/ep_1.mp4") as container:  # a frame is a PNG for any program
         packet = next(packet for packet in container.demux(video=0) if packet.size)
         opened = np.asarray(Image.open(io.BytesIO(bytes(packet)))).astype(np.uint16)

@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 
 from ringmap.data import ReplayBuffer, convert, detect_format, get_format, load_dataset, merge
-from ringmap.errors import (
-    CorruptError,
-    InputError,
-    MissingExtraError,
-    UnknownFormatError,
-    UnsupportedError,
-)
+from ringmap.errors import CorruptError, InputError, MissingExtraError, UnknownFormatError, UnsupportedError
 from ringmap.formats.rlds import features_of, values_of
 from tests.unit.formats.rlds import LARGE, STEPS, data, episode, fixture, flat
 

@@ -24,10 +24,7 @@ def demos(path):
 def test_it_is_found_by_its_path(tmp_path, name):
     path = demos(tmp_path / name)
     assert detect_format(path).name == "robomimic"
-    for place in (
-        path,
-        *([tmp_path] if "." in name else []),
-    ):  # a folder with one file stands for it
+    for place in (path, *([tmp_path] if "." in name else [])):  # a folder with one file stands for it
         found = load_dataset(place, output="numpy")
         assert found.load_episode(0)["action"].tolist() == [0, 1, 2]
         found.close()
@@ -148,10 +145,7 @@ def test_demos_that_differ_are_named(tmp_path):
     with h5py.File(path, "r+") as file:
         for number, dtype in ((1, "i4"), (2, "f8"), (3, "f8")):
             demo = file.create_group(f"data/demo_{number}")
-            demo["actions"], demo["obs/arm"] = (
-                np.zeros(3 + number),
-                np.full(3 + number, 1.5).astype(dtype),
-            )
+            demo["actions"], demo["obs/arm"] = (np.zeros(3 + number), np.full(3 + number, 1.5).astype(dtype))
         del file["data/demo_2/obs/arm"], file["data/demo_1/obs/arm"]
         file["data/demo_1/obs/arm"] = np.full(4, 0.1, "f8").astype("c16")
         file["data/demo_0/extra"] = np.arange(3)
@@ -165,10 +159,7 @@ def test_demos_that_differ_are_named(tmp_path):
         ({}, "column 'extra' is not in all demos: demo_3 lacks it"),
         ({"keys_to_load": ["action", "strange"]}, "column 'strange' is of HDF5 type"),
     ):
-        with (
-            pytest.warns(UserWarning, match="left out"),
-            pytest.raises(UnsupportedError, match=message),
-        ):
+        with pytest.warns(UserWarning, match="left out"), pytest.raises(UnsupportedError, match=message):
             load_dataset(path, **options)
     with pytest.raises(UnsupportedError, match="'obs/arm' is of complex128 in episode 1, and of float64"):
         found.load_episode(1)

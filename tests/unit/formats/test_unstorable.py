@@ -158,8 +158,7 @@ def test_data_of_an_episode_come_back_equal_or_are_refused_ahead_of_the_log(tmp_
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if n not in OTHERS[:1] else ()) for n in FORMATS],
+    "name", [pytest.param(n, marks=pytest.mark.slow if n not in OTHERS[:1] else ()) for n in FORMATS]
 )
 def test_columns_come_back_equal_or_are_refused_ahead_of_the_log(tmp_path, name):
     chosen = get_format(name)

@@ -228,13 +228,7 @@ def test_text_of_other_lengths(cluster, tmp_path):
     made = Nodes(tmp_path)
     for node, word in (("a", "x"), ("b", "word ")):
         ring = made.ring(node)
-        ring.write_episode(
-            {
-                "step": np.arange(40),
-                "task": [word * (1 + t % 9) for t in range(40)],
-                "of": [word] * 40,
-            }
-        )
+        ring.write_episode({"step": np.arange(40), "task": [word * (1 + t % 9) for t in range(40)], "of": [word] * 40})
         ring.close()
     with rr.ReplayBuffer(tmp_path, history_len=1, wait_s=90) as buffer:
         until(lambda: len(buffer) == 80)

@@ -64,10 +64,6 @@ def test_a_buffer_outlives_ray():
         with ReplayBuffer(1000, path=Path(folder) / "0") as ring:
             ring.write_episode({"obs": np.zeros((50, 3), np.float32)})
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, folder],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
+            [sys.executable, "-c", PROGRAM, folder], capture_output=True, text=True, timeout=240, check=False
         )
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["done"]), done.stderr[-3000:]
