@@ -181,11 +181,7 @@ class RingBuffer(Buffer, ABC):
 
     @abstractmethod
     def _card(self) -> dict[str, str]:
-        """Return the lines of the card, name -> text.
-
-        Raises:
-            ClosedError: (RuntimeError) the buffer is closed.
-        """
+        """Return the lines of the card, name -> text."""
 
     def _repr_html_(self) -> str:
         """Return a small card, which a notebook draws. It needs no network and no extra."""

@@ -576,11 +576,7 @@ class Engine(Forkable):
         return sampler
 
     def _check_sampler(self, sampler: BaseSampler) -> None:
-        """Raise if a sampler can't draw from as many rings as there are.
-
-        Raises:
-            InputError: it draws by rank, or may take the highest ids for the newest clips.
-        """
+        """Raise if a sampler can't draw from as many rings as there are."""
         if len(self.rings) < 2 or sampler.given is None:
             return
         if isinstance(sampler, FleetPriorities):
@@ -924,8 +920,7 @@ class Engine(Forkable):
         return Drawn(self.replaced(drawn.positions, cut, view.redraw), drawn.crossing, weigh)
 
     def _draw_many(self, buffer: Any, size: int, cut: Cut, step: int, view: Any = None) -> Drawn:
-        """Draw clips of many rings, or of a view of these. No lock is held while a sampler draws: what it sees is of
-        one moment, and clips that went since are found by the look after the copy."""
+        """Draw clips of many rings, or of a view of these. No lock is held while a sampler draws, of one moment."""
         many, sampler, weigh, ids = self.many, self.sampler, None, None
         assert many is not None
         self._check_sampler(sampler)
@@ -955,8 +950,7 @@ class Engine(Forkable):
     def _ask_ids(
         self, sampler: BaseSampler, step: int, buffer: Any, size: int, cut: Cut, moment: Moment, view: Any
     ) -> tuple[Array | None, Weigh | None]:
-        """Return the ids that a sampler draws of the clips of a moment, and what weighs them; None for both: the rings
-        have numbered their clips anew since, so ask again in another moment."""
+        """Return the ids that a sampler draws of a moment, and what weighs them; None: ask again in another moment."""
         before = self._drawing.moments
         try:
             self._drawing.moments = {(id(view), cut.anchors): moment}
@@ -1037,11 +1031,7 @@ class Engine(Forkable):
                 self.many.rng = self.rng
 
     def _begin_draw(self) -> None:
-        """Let the generator and the sampler of a worker draw apart from those of others.
-
-        Raises:
-            RoleError: the sampler draws by what only another process knows.
-        """
+        """Let the generator and the sampler of a worker draw apart from those of others."""
         self._draw_apart()
         if self._draws_as is not None and self._begun is not self.sampler:
             self.sampler.begin_in_worker(self._draws_as[1].spawn(1)[0])

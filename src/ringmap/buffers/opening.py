@@ -148,10 +148,6 @@ def _is_fleet(path: str, where: str, may_be_dataset: bool) -> bool:
 
     With `may_be_dataset` it is none where a dataset is, too: that is ambiguous. Rings that can't be read,
     beside others, count as such: whoever opens the fleet hears of them.
-
-    Raises:
-        InputError: they are of several kinds or columns, or of a kind that no fleet has.
-        DamageError, OSError: none of them can be read; or it can't be told whether one is there.
     """
     from ringmap.storage.disk.paths import FINE
 

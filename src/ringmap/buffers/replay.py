@@ -881,8 +881,7 @@ def _at(arrays: Mapping[str, Array], names: Sequence[str], row: int) -> int:
 
 
 def _runs(episodes: Sequence[Mapping[str, Any]], most: int) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """Yield episodes in runs that can be stored together: dicts of arrays of the same columns, of at most `most` steps,
-    and little size."""
+    """Yield episodes in runs that can be stored together: of the same columns, `most` steps, and little size."""
     begin, before, steps, nbytes = 0, None, 0, 0
     for number, episode in enumerate(episodes):
         kind, length, size = _kind_of(episode)

@@ -617,8 +617,7 @@ class StepTensors:
 
 
 def _always_fits(row: Tensor, target: Tensor) -> bool:
-    """Tell whether a cast loses at most float precision. Decides by dtype: looking at values would wait for the
-    device."""
+    """Tell by dtypes whether a cast loses at most float precision: values would wait for the device."""
     import torch
 
     if row.dtype == target.dtype or row.dtype == torch.bool:

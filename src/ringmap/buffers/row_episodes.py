@@ -210,8 +210,7 @@ class TransitionSource(RowEpisodes):
         self._observed = [n for n in self.schema.names if self._stored[n].partition("/")[0] in _OBSERVED]
 
     def _chains(self) -> tuple[Array, Array, Array, Array]:
-        """Return the positions of all transitions, episode by episode; where in these each episode begins; which lack
-        their front; and the ordinals."""
+        """Return positions, episode by episode; where each episode begins; which lack their front; and ordinals."""
         reader, ring = self._buffer.reader, self._buffer.rows
         at = ring.ids()
         at = at[reader.has_frames(at)]

@@ -663,11 +663,7 @@ class Sampled(RingBuffer, PassBuffer, Dataset):
         return batch.like(nested(batch, "ReplayBuffer.sample")) if nest else batch
 
     def _checked_pace(self, pace: Pace | None, where: str) -> Pace | None:
-        """Return a pace that counts this buffer.
-
-        Raises:
-            InputError: it counts other rings.
-        """
+        """Return a pace that counts this buffer."""
         if pace is not None:
             self.engine.check_pace(pace, where)
         return pace

@@ -246,11 +246,7 @@ class BufferView(Dataset):
 
     @classmethod
     def _at(cls, buffer: Any, moment: Mapping[str, Any], where: str) -> Self:
-        """Return the view of the episodes of a moment; a ring of it that is away may come back.
-
-        Raises:
-            InputError: it is none of this buffer.
-        """
+        """Return the view of the episodes of a moment; a ring of it that is away may come back."""
         rings, parts = moment.get("rings"), list[Part]()
         if not isinstance(rings, list):
             raise InputError(f"{where}: this is no moment of a view: rings={rings!r:.80}")
@@ -358,11 +354,7 @@ class BufferView(Dataset):
         return super()._cut_for(window, columns, anchors, drop_all_padded)
 
     def _ring_of(self, ep: int) -> tuple[Ring, int, int]:
-        """Return the ring of an episode, its number there now, and how many of its first steps went since.
-
-        Raises:
-            ClipIndexError: it was evicted, or its ring is away.
-        """
+        """Return the ring of an episode, its number there now, and how many of its first steps went since."""
         self.engine.episodes_only("load_episode")
         part, _, local = self._by_part(np.array([ep]))[0]
         ring, which = self.engine.ring(part.number), int(local[0])
@@ -546,11 +538,7 @@ class BufferView(Dataset):
         return super()._locate(ids)
 
     def _check_moment(self) -> None:
-        """Raise in a worker whose copy of a live view is of an earlier moment than that by which its owner counts now.
-
-        Raises:
-            StaleCopyError: it is. What is read by position (`pass_sampler`) is the same at all moments.
-        """
+        """Raise in a worker whose copy of a live view is of an earlier moment than that of its owner."""
         if self._moments is not None and self._is_behind:
             raise StaleCopyError(
                 f"{type(self).__name__}: this worker has a copy of a live view from when it started, and the view "
@@ -918,8 +906,7 @@ class BufferView(Dataset):
 
 
 class _ViewClips:
-    """Finds and reads the clips of a view: `Clips`, with ids of the view, or PINNED + position. Redraws come from the
-    view."""
+    """The `Clips` of a view: with ids of the view, or PINNED + position, and redraws from the view."""
 
     def __init__(self, view: BufferView) -> None:
         self._view, self._engine = view, view.engine

@@ -179,8 +179,7 @@ class Pins:
 
 
 def _fetcher() -> Any:
-    """Return the object that PyTorch's worker reads this batch with: it differs for each pass, and nothing else shows a
-    pass."""
+    """Return the object that PyTorch's worker reads this batch with: it alone differs for each pass."""
     return _local_of("fetch", "self")
 
 

@@ -92,11 +92,7 @@ WriterOptions = Annotated[
 
 
 def writer_options(given: list[str] | None, where: str) -> dict[str, Any]:
-    """Return options as a writer takes them: what is JSON as its value (3, true, null), all else as text.
-
-    Raises:
-        InputError: one is no KEY=VALUE, or would be an option of the command itself.
-    """
+    """Return options as a writer takes them: what is JSON as its value (3, true, null), all else as text."""
     found: dict[str, Any] = {}
     for pair in given or ():
         key, sign, value = pair.partition("=")
@@ -115,10 +111,6 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the file if it is 
 def episodes_at(path: str, where: str) -> Any:
     """Open the episodes at a path: a buffer as a live reader, a directory of rings as one, transitions or rows as they
     are now, or a dataset, images as they are stored.
-
-    Raises:
-        InputError: it is a buffer of something else.
-        NotFoundError, UnknownFormatError, CorruptError: as `look`.
     """
     kind = kind_of(path, where, (EPISODES, TRANSITIONS, ROWS, FLEET, DATASET))
     if kind == EPISODES:
@@ -131,12 +123,7 @@ def episodes_at(path: str, where: str) -> Any:
 
 
 def format_for(dest: str, name: str | None, mode: str, where: str) -> str:
-    """Return the format to write: the requested one, or by the suffix of the destination, or by its content.
-
-    Raises:
-        InputError: nothing decides, they contradict each other, or the format is read only.
-        MissingFormatError: its package is not installed.
-    """
+    """Return the format to write: the requested one, or by the suffix of the destination, or by its content."""
     from ringmap.formats.base import validate_write_mode
     from ringmap.formats.registry import resolve_format
 
@@ -160,12 +147,7 @@ def say_written(dest: str, name: str) -> None:
 
 
 def free_path(path: str, where: str, force: bool) -> str:
-    """Return the path of a file to write.
-
-    Raises:
-        ExistsError: it is there and may not be replaced.
-        NotFoundError: its folder is not there.
-    """
+    """Return the path of a file to write."""
     refuse_address(path)
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):

@@ -61,11 +61,7 @@ def _rings_of(path: str) -> list[str]:
 
 
 def findings_at(path: str, where: str) -> list[tuple[str, Finding]]:
-    """Return what is wrong with the buffer at a path: files, relative to it, and findings.
-
-    Raises:
-        NotFoundError, UnknownFormatError: no buffer is there.
-    """
+    """Return what is wrong with the buffer at a path: files, relative to it, and findings."""
     from ringmap.storage.disk.files import Disk
     from ringmap.storage.inspect.check import check as check_buffer
     from ringmap.storage.inspect.check import check_ring

@@ -72,13 +72,7 @@ def show_json(value: Any) -> None:
 
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> None:
-    """Print a table.
-
-    Args:
-        header: names of the columns.
-        rows: cells, of any text.
-        right: those names, separated by blanks, whose columns are numbers.
-    """
+    """Print a table."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -85,16 +85,7 @@ OWN = ("episode", "ring", "length", "return", "ended", *MARKS)
 
 
 def rows_at(path: str, where: str, marked: bool = False) -> list[Row]:
-    """Return a row for each episode at a path; of a directory of rings ring by ring, with the name of each.
-
-    Args:
-        path: of a buffer, or of a dataset.
-        where: the caller to name in an error.
-        marked: as `rows_of`.
-
-    Raises:
-        InputError, NotFoundError, UnknownFormatError, CorruptError: as `episodes_at`.
-    """
+    """Return a row for each episode at a path; of a directory of rings ring by ring, with the name of each."""
     dataset = episodes_at(path, where)
     if kind_of(path, where) != FLEET:
         return rows_of(dataset, marked)
@@ -107,10 +98,6 @@ def rows_of(dataset: Any, marked: bool = False) -> list[Row]:
     """Return a row for each episode that is stored now, oldest first: number, length, return, ending, then its data.
 
     One that is evicted while it is read is left out.
-
-    Args:
-        dataset: a buffer's reader, or a dataset.
-        marked: whether each has its flags and its note.
 
     Cost: reads three columns of small values, and the data of every episode.
     """
@@ -156,11 +143,7 @@ def name_marks(conditions: Sequence[str], others: str = "") -> bool:
 
 
 def kept(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
-    """Return the rows that meet every condition, such as `seed=7` or `return >= 100 and task contains lift`.
-
-    Raises:
-        InputError: a condition can't be read, or names what no episode has.
-    """
+    """Return the rows that meet every condition, such as `seed=7` or `return >= 100 and task contains lift`."""
     condition = Condition.all_of(conditions, "episodes: --where")
     if not rows:
         return []
@@ -169,11 +152,7 @@ def kept(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
 
 
 def sorted_by(rows: Sequence[Row], name: str, reverse: bool) -> list[Row]:
-    """Return the rows by a value, numbers before text; those without it come last.
-
-    Raises:
-        InputError: no episode has it.
-    """
+    """Return the rows by a value, numbers before text; those without it come last."""
     values = [value_of(row, name) for row in rows]
     if rows and name not in OWN and all(value is None for value in values):
         raise InputError(f"episodes: --sort names {name!r}, which no episode here has; there are {_names(rows)}")

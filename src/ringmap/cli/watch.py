@@ -93,8 +93,7 @@ def _facts(path: str) -> Generator[dict[str, Any]]:
 
 
 def _rate(now: tuple[float, int], before: tuple[float, int] | None) -> float | None:
-    """Return steps per second between two polls, `(time, steps written)`; None for the first, or if the buffer was
-    created again between them."""
+    """Return steps per second between two polls, `(time, steps written)`; None where the buffer is another one."""
     if before is None or now[0] <= before[0] or now[1] < before[1]:
         return None
     return round((now[1] - before[1]) / (now[0] - before[0]), 1)

@@ -309,7 +309,8 @@ class Dataset(LoaderDataset):
             try:
                 episode, data = dict(stored_layout(pinned.load_episode(number))), {}
                 if with_data:
-                    data = pinned.episode_data(number)
+                    found = pinned.get_episode_data([number])
+                    data = {name: values[0] for name, values in found.items() if values[0] is not None}
                     data[ORIGIN_KEY] = origin_of(lineages[number].tobytes(), int(ordinals[number]))
             except ClipIndexError:
                 if not is_live:
@@ -591,11 +592,7 @@ class Dataset(LoaderDataset):
         return {spec.name: (spec, False) for spec in schema.columns if is_image(spec)}
 
     def _schema(self, where: str) -> Schema:
-        """Return the columns, as they are stored.
-
-        Raises:
-            NoClipsError: no step is stored that would show them.
-        """
+        """Return the columns, as they are stored."""
         first = self._first_row(self.column_names)
         if first is None:
             raise NoClipsError(f"{where}: nothing is stored yet; collect first")
@@ -733,7 +730,7 @@ class Dataset(LoaderDataset):
         if self.items_are_rows:
             return self.get_row_data(ids)  # actions are not folded
         items = self.__getitems__(ids.tolist())
-        batch = {name: _stacked([item[name] for item in items]) for name in items[0]}
+        batch = {name: np.asarray(values) for name, values in stacked(items).items()}
         is_step = (self.cut.history, self.cut.frameskip) == (1, 1)
         return {name: values[:, 0] for name, values in batch.items()} if is_step else batch
 
@@ -773,11 +770,7 @@ class Dataset(LoaderDataset):
         return self._source_episodes is not None
 
     def _lane_runs(self) -> Runs:
-        """Return the episodes as they follow each other, for items that run on into the next.
-
-        Raises:
-            InputError: only some of them have anchors.
-        """
+        """Return the episodes as they follow each other, for items that run on into the next."""
         lengths = self.lengths
         if self._lacks_episodes:
             raise InputError(
@@ -905,13 +898,7 @@ class Dataset(LoaderDataset):
         return self.cut.why_none(self.lengths, "num_steps")
 
     def _no_length(self) -> int:
-        """Return 0, and say why in the log, once, if there are episodes.
-
-        Raises:
-            NoClipsError: a sampler of PyTorch asks, and all episodes are too short: a shuffling one would say
-                `num_samples=0`, and nothing else, the other yield nothing. To others it is no error, since they may
-                wait for longer episodes.
-        """
+        """Return 0, and say why in the log, once, if there are episodes."""
         if len(self.lengths):
             if _loader_asks():
                 raise NoClipsError(f"{type(self).__name__}: {self._why_no_clips()}")
@@ -975,8 +962,7 @@ class Dataset(LoaderDataset):
 
 
 def _loader_asks() -> bool:
-    """Tell whether the caller outside of this package is a sampler of PyTorch, which is given no other way to say that
-    it asks."""
+    """Tell whether the caller outside of this package is a sampler of PyTorch: nothing else says so."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("ringmap."):
         frame = frame.f_back
@@ -1136,15 +1122,6 @@ def as_dataset(part: Any, where: str) -> Dataset:
     else:
         remedy = "expected a ReplayBuffer, what load_dataset returns, or another ringmap.data.Dataset"
     raise InputError(f"{where} is a {type(part).__name__}, and no dataset of episodes; {remedy}")
-
-
-def _stacked(values: list[Any]) -> Any:
-    """Return values of several items as one array."""
-    if hasattr(values[0], "detach"):
-        import torch
-
-        return torch.stack(values).numpy()
-    return np.stack([np.asarray(value) for value in values])
 
 
 def num_rows(lengths: Array, offsets: Array) -> int:

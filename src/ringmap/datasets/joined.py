@@ -138,8 +138,7 @@ class _Joined(Dataset):
         return [(part, part.column_names) for part in self.datasets]
 
     def picture_axes(self) -> PictureAxes:
-        """Return the columns of pictures of all parts: all come channels first if one part hands out one of its own
-        so."""
+        """Return the columns of pictures of all parts: all come channels first if one part has one of its own so."""
         found, turned = PictureAxes(), False
         for axes in (self._agreed, *(part.picture_axes() for part in self.datasets)):
             found = {**axes, **found}
@@ -147,8 +146,7 @@ class _Joined(Dataset):
         return {name: (spec, turned) for name, (spec, _) in found.items()}
 
     def _aligner(self) -> Callable[[Any, Any], Any]:
-        """Return what gives the columns that a part hands out the axes on which all parts agree; an episode is
-        marked."""
+        """Return what gives the columns of a part the axes on which all parts agree; an episode is marked."""
         turned = {name: spec for name, (spec, first) in self.picture_axes().items() if first}
         known = {id(part): part.picture_axes() for part in self.datasets} if turned else {}
 
@@ -437,11 +435,7 @@ class ConcatDataset(_Joined):
         return list(self._columns())
 
     def _columns(self) -> dict[str, ColumnSpec | None]:
-        """Return the columns of the parts, None where only the name is known; a buffer without episodes has none yet.
-
-        Raises:
-            InputError: a part has others than the first.
-        """
+        """Return the columns of the parts, None where only the name is known; an empty buffer has none yet."""
         first: tuple[int, dict[str, ColumnSpec | None]] | None = None
         self._are_alike = True
         for number, part in enumerate(self.datasets):

@@ -166,8 +166,7 @@ class Marks:
         return self._keys[at]
 
     def _digest(self, number: int) -> str:
-        """Return the checksum of an episode's length and its first and last step as they are stored, without
-        pictures."""
+        """Return the checksum of an episode's length and its first and last step as stored, without pictures."""
         length = int(self._of.lengths[number])
         digest = xxhash.xxh3_64(str(length).encode())
         for t in sorted({0, length - 1}) if length else ():

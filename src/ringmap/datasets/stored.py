@@ -204,15 +204,18 @@ class StoredDataset(Dataset):
 
     # -- episodes ----------------------------------------------------------------------------
 
-    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
+    def _steps(self, ep: int, start: int, end: int, names: Sequence[str]) -> dict[str, Any]:
+        """Return steps of an episode in the form that users get, without `transform`."""
         length = int(self.lengths[self._episode_number(ep)])
         if not 0 <= start <= end <= length:
             raise ClipIndexError(
                 f"{self.path}: steps [{start}, {end}) are out of range for episode {ep} of {length} steps"
             )
-        first = self._begins[[ep]] + start
-        found = self._read(list(self._specs), first, end - start, 1)
-        steps = EpisodeDict({name: values[0] for name, values in found.items()}, self._turned)
+        found = self._shown(self._windows(names, self._begins[[ep]] + start, end - start, 1))
+        return EpisodeDict({name: values[0] for name, values in found.items()}, self._turned.intersection(names))
+
+    def _load_slice(self, ep: int, start: int, end: int) -> dict[str, Any]:
+        steps = self._steps(ep, start, end, list(self._specs))
         if self.transform is None:
             return steps
         made = self.transform(steps)
@@ -234,13 +237,7 @@ class StoredDataset(Dataset):
             return super().load_steps(episode_idx, start, end, columns)
         for name in columns:
             self._check_column(name, "load_steps")
-        ep = self._episode_number(episode_idx)
-        if not 0 <= start <= end <= int(self.lengths[ep]):
-            raise ClipIndexError(
-                f"{self.path}: steps [{start}, {end}) are out of range for episode {ep} of {self.lengths[ep]} steps"
-            )
-        found = self._read(list(columns), self._begins[[ep]] + start, end - start, 1)
-        return {name: values[0] for name, values in found.items()}
+        return self._steps(operator.index(episode_idx), start, end, list(columns))
 
     def steps_as_stored(
         self, episode: int, start: int, end: int, names: Sequence[str] | None = None
@@ -491,10 +488,6 @@ class StoredDataset(Dataset):
         found = self.source.windows(stored, starts, length, stride) if stored else {}
         rows = starts[:, None] + np.arange(0, length, stride)
         return {n: found[n] if n in found else self._cache[n].take(rows, 0) for n in names}
-
-    def _read(self, names: Sequence[str], starts: Array, length: int, stride: int) -> dict[str, Any]:
-        """Return windows of columns in the form that users get."""
-        return self._shown(self._windows(names, starts, length, stride))
 
     def _shown(self, columns: dict[str, Any]) -> dict[str, Any]:
         if self.output == "torch":

@@ -80,8 +80,7 @@ def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
 
 
 def _stack(clips: Any, collate_fn_map: Any) -> dict[str, Any]:
-    """Collate clips one by one as PyTorch does, but arrays and tensors into a slot, and text and dates to a list of B,
-    as a block has them."""
+    """Collate clips as PyTorch does, but arrays and tensors into a slot, and text and dates to a list of B."""
     columns = {name: [_as_array(clip[name]) for clip in clips] for name in clips[0]}
     alike = {
         name: ((len(values), *values[0].shape), values[0].dtype)
@@ -110,8 +109,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _as_array(value: Any) -> Any:
-    """Return a plain tensor as an array over the same memory, text and dates as Python's own, and anything else as it
-    is."""
+    """Return a plain tensor as an array over its memory, text and dates as Python's own, all else as it is."""
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _PLAIN_KINDS:
         return value.tolist()
     if type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad:

@@ -503,19 +503,7 @@ _FPS, _STRIP = 15, 12
 
 
 def download(opened: OpenDataset, name: int, kind: str, column: str | None) -> tuple[bytes, str, str]:
-    """Return an episode as a file: its bytes, its media type, its name.
-
-    Args:
-        opened: the place.
-        name: the episode's id.
-        kind: "hdf5", "mp4" or "png".
-        column: of pictures; None: the first.
-
-    Raises:
-        InputError: no such kind, or no pictures.
-        TooLargeError: more than 64 MiB.
-        MissingExtraError: a video, and PyAV is not installed.
-    """
+    """Return an episode as a file: its bytes, its media type, its name."""
     source = opened.source
     number = source.number_of(name)
     stem = f"episode-{number}"

@@ -101,13 +101,6 @@ def lines_of(
 ) -> bytes:
     """Return columns of steps `[start, end)` as one reply: a header, the steps, then the lines of each column, float64.
 
-    Args:
-        read: returns the columns of a range of steps.
-        specs: the columns, drawn as lines.
-        start: the first step.
-        end: one past the last.
-        points: of each line, at most; of more steps, each part has its least and its greatest value.
-
     Memory: 8 MiB of rows at a time.
     """
     count = end - start

@@ -104,11 +104,7 @@ class Library:
             return list(self._places.values())
 
     def place(self, key: str) -> Place:
-        """Return a place.
-
-        Raises:
-            NotFoundError: there is no such place.
-        """
+        """Return a place."""
         with self._lock:
             found = self._places.get(key)
             if found is None:
@@ -119,12 +115,7 @@ class Library:
         return found
 
     def open(self, key: str) -> OpenDataset:
-        """Return a ring or dataset, opened.
-
-        Raises:
-            RingmapError: it can't be read. It is not tried again for a while.
-            InputError: it has no episodes, or is a fleet.
-        """
+        """Return a ring or dataset, opened."""
         place = self.place(key)
         if place.kind == PROBLEM:
             raise InputError(str(place.problem))
@@ -159,11 +150,7 @@ class Library:
             raise
 
     def shown(self, key: str) -> OpenDataset | Fleet:
-        """Return a place with a table of episodes: a ring, a dataset or a fleet.
-
-        Raises:
-            RingmapError, InputError: as for `open`.
-        """
+        """Return a place with a table of episodes: a ring, a dataset or a fleet."""
         return self._fleet(key) if self.place(key).kind == FLEET else self.open(key)
 
     def _fleet(self, key: str) -> Fleet:
@@ -198,11 +185,7 @@ class Library:
         return opened
 
     def follow(self, key: str) -> dict[str, Any]:
-        """Poll for what is new in a place, and return what is stored.
-
-        Raises:
-            RingmapError, InputError: as for `open`; it is gone.
-        """
+        """Poll for what is new in a place, and return what is stored."""
         if self.place(key).kind == FLEET:
             return self._fleet(key).follow()
         return self._polled(key).state()

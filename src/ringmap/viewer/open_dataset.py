@@ -91,12 +91,7 @@ class OpenDataset:
             return self._now
 
     def mark(self, name: int, flags: list[str] | None, note: str | None) -> dict[str, Any]:
-        """Mark an episode, and return its row of the table.
-
-        Raises:
-            GoneError: it was evicted.
-            InputError, CorruptError, EnvironmentFault, LockedError: see `Marks.set`.
-        """
+        """Mark an episode, and return its row of the table."""
         with self._lock:
             try:
                 with self.source.marks(self._marks) as marks:
@@ -315,9 +310,6 @@ class JoinedTable:
     def choose(self, where: str, sort: str, descending: bool) -> Array:
         """Return the rows that meet a condition, in an order. O(episodes log episodes), remembered until something
         changes.
-
-        Raises:
-            InputError: the condition can't be parsed; no such column.
         """
         with self._held() as version:
             key = where, sort, descending, version

@@ -64,13 +64,6 @@ def key_of(path: str) -> str:
 def find(paths: Sequence[str | os.PathLike[str]], fleets: Collection[str] = ()) -> list[Place]:
     """Return the places at and below paths, in order, each once.
 
-    Args:
-        paths: where to look.
-        fleets: folders that were fleets before: they stay it as long as a ring is left.
-
-    Raises:
-        NotFoundError: a path is not there.
-
     Cost: looks at up to 20,000 entries, five folders deep; reads the manifests of buffers.
     """
     roots = []

@@ -93,8 +93,7 @@ def tunnel_line(port: int, host: str = "127.0.0.1") -> str | None:
 
 
 def _host_here(host: str) -> str:
-    """Return the host that this machine connects to, to reach a server that listens on `host`; an IPv6 address in
-    brackets."""
+    """Return the host by which this machine reaches a server on `host`; an IPv6 address in brackets."""
     if host in (*_ALL, "localhost"):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
@@ -409,11 +408,7 @@ def show(buffer: Any, height: int = 640) -> Shown:
 
 
 def _sources(buffer: Any) -> dict[str, Source]:
-    """Return what reads a ring or a dataset, by its name on the page.
-
-    Raises:
-        InputError: it is neither, or has nothing to show.
-    """
+    """Return what reads a ring or a dataset, by its name on the page."""
     if (kind := buffer.kind if isinstance(buffer, Buffer) else None) in SOURCES:
         return {"RAM" if buffer.path is None else str(buffer.path): SOURCES[kind](buffer)}
     if kind is None and isinstance(buffer, Dataset):

@@ -58,11 +58,7 @@ class Source:
         return np.empty(0, np.int64), np.empty(0, np.int64)
 
     def number_of(self, name: int) -> int:
-        """Return the number that an episode has now.
-
-        Raises:
-            GoneError: it was evicted, or never was there.
-        """
+        """Return the number that an episode has now."""
         raise GoneError(f"{self.what} has no episodes")
 
     @property
@@ -71,19 +67,11 @@ class Source:
         return ()
 
     def read(self, name: int, start: int, end: int, columns: Sequence[str]) -> dict[str, Array]:
-        """Return steps `[start, end)` of an episode.
-
-        Raises:
-            GoneError: as for `number_of`.
-        """
+        """Return steps `[start, end)` of an episode."""
         raise GoneError(f"{self.what} has no episodes")
 
     def data(self, name: int) -> dict[str, Any]:
-        """Return the values that are constant within an episode.
-
-        Raises:
-            GoneError: as for `number_of`.
-        """
+        """Return the values that are constant within an episode."""
         raise GoneError(f"{self.what} has no episodes")
 
     def verify(self, name: int) -> bool:
@@ -91,11 +79,7 @@ class Source:
         return False
 
     def marks(self, path: str | None) -> AbstractContextManager[Marks]:
-        """Give the marks of its episodes, for the body alone.
-
-        Raises:
-            InputError: it has no place for them.
-        """
+        """Give the marks of its episodes, for the body alone."""
         raise InputError(f"{self.what} has no episodes to mark")
 
     def rows(self, first: int, count: int, columns: Sequence[str]) -> dict[str, Array]:
@@ -135,12 +119,7 @@ class Source:
 
 
 class _LiveSource(Source):
-    """A ring of either kind.
-
-    Args:
-        buffer: it.
-        owned: whether `close` closes it.
-    """
+    """A ring of either kind."""
 
     is_live = True
     buffer: ReplayBuffer | TransitionReplayBuffer
@@ -374,11 +353,7 @@ class DatasetSource(Source):
             yield self._marks
 
     def refresh(self) -> bool:
-        """Look whether the dataset was changed.
-
-        Raises:
-            ReplacedError: it was: open it again.
-        """
+        """Look whether the dataset was changed."""
         if self._path is not None and _stamp_of(self._path) != self._stamp:
             raise ReplacedError(f"{self._path}: was written since it was opened")
         return False
@@ -400,8 +375,7 @@ class DatasetSource(Source):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Read alone, and close the files some time after: the next read opens them again. Of a dataset that was given,
-        they stay open."""
+        """Read alone, and close the files of a dataset of our own some time after: the next read opens them."""
         with self._lock:
             yield
             self._used_s = time.monotonic()

@@ -514,11 +514,7 @@ class OfflineToOnlineReplayBuffer(OverRing):
 
 
 def _source_of(holder: Any, what: str, items: Mapping[str, Any]) -> Source:
-    """Return the source for a dataset or buffer; `what`: the argument to name in an error.
-
-    Raises:
-        InputError: rows can't be drawn from it, or not with these items.
-    """
+    """Return the source for a dataset or buffer; `what`: the argument to name in an error."""
     if isinstance(holder, Source):
         return holder
     of_episodes = holder.holds_episodes if isinstance(holder, Buffer) else isinstance(holder, Dataset)

@@ -570,8 +570,7 @@ def _weights(weights: Any) -> Weights:
 
 
 def _policy_step(ring: Ring) -> int | None:
-    """Return which weights played the newest episode of a ring of episodes, None if it does not say, or is gone by
-    now."""
+    """Return which weights played the newest episode of a ring; None if it does not say, or is gone by now."""
     with contextlib.suppress(*RING_FAULTS, ClipIndexError):
         # Not get_episode_data: that reads all episodes once, for their names.
         step = ring.episodes.data_of(-1, "ShardedReplayBuffer.shards").get(POLICY_STEP)

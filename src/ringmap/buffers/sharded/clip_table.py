@@ -219,8 +219,7 @@ class ClipTable:
         return ids
 
     def _draw_alone(self, alone: list[int], ids: Array, names: Array, rng: np.random.Generator) -> Array:
-        """Let the rings whose episodes are in parts draw their clips; return which found none: the ring was cleared
-        meanwhile."""
+        """Let rings with episodes in parts draw their clips; return which found none, since they were cleared."""
         stops, lost = self.counts.cumsum(), list[Array]()
         for place in alone:
             stop = int(stops[place])

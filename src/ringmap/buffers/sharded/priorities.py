@@ -120,8 +120,7 @@ class FleetPriorities(BaseSampler):
         return tree
 
     def _follow(self, cut: Cut, view: Any = None) -> ClipTable:
-        """Bring the trees of rings that changed up to date: with the clips of all rings, or of a view. Holds the
-        lock."""
+        """Bring the trees of rings that changed up to date, with all clips or those of a view. Holds the lock."""
         table = self._many.table(cut) if view is None else view.table(self._members)
         if table is not self._table or cut.anchors != self._cut.anchors:
             for ring in table.rings:  # all are loaded before a new clip gets the highest priority
@@ -313,8 +312,7 @@ class LearnerState:
             raise
 
     def _drop_after_a_reboot(self) -> None:
-        """Drop the priorities of another boot: a ring may have lost rows with it, and given their positions to
-        others."""
+        """Drop the priorities of another boot, with which a ring may have lost rows, and reused their positions."""
         boot, at = self.disk.boot_id() or b"", os.path.join(self.path, _BOOT)
         known = self.disk.read_file(at, _BOOT_MOST) if self.disk.exists(at) else None
         if known == boot:

@@ -265,8 +265,7 @@ class ManyReader(Forkable):
         draw = redraw or partial(self._redraw, cut=cut)
 
         def newer(count: int) -> Array:
-            """Draw for each clip the newest of so many, as a reader of one ring does that is overtaken again and
-            again."""
+            """Draw for each clip the newest of so many, as an overtaken reader of one ring does."""
             nonlocal choices
             choices = min(2 * choices or 1, MOST_CHOICES)
             return self._newest(draw(count * choices).reshape(choices, count))
@@ -300,8 +299,7 @@ class ManyReader(Forkable):
         return batch
 
     def _newest(self, names: Array) -> Array:
-        """Return of each column the name that lies nearest to the head of its ring, by the steps that the ring holds;
-        `names`: `(n, B)`."""
+        """Return of each column of names `(n, B)` that nearest to the head of its ring, by the steps that it holds."""
         numbers, local = apart(names)
         ages = np.ones(names.shape)  # of a ring that is gone
         for ring in self.rings.open:
@@ -322,11 +320,7 @@ class ManyReader(Forkable):
     def _read_adjacent(
         self, positions: Array, cut: Cut, batch: dict[str, Array], is_given: bool, threads: int, asked: bool
     ) -> Array | None:
-        """Read the clips from all rings at once; return the places of those that are still to be read.
-
-        Returns:
-            None if nothing was read: the rings must be asked one by one.
-        """
+        """Read the clips from all rings at once; return the places of those that are still to be read."""
         rings = None if cut.needs_bounds else self._side_by_side()
         if rings is None or cut.held(rings.rows.texts):
             return None
@@ -390,8 +384,7 @@ class ManyReader(Forkable):
         return bad + gather_many(pieces, size, batch, threads, fail)
 
     def _cut_in(self, ring: Ring, cut: Cut) -> Cut:
-        """Return the cut as one ring computes it: episodes are numbered over all rings, functions see the whole
-        batch."""
+        """Return the cut as one ring computes it: episodes have numbers over all rings, functions the whole batch."""
         if not (cut.needs_bounds or cut.functions or ring.source.live.links is not None):
             return cut
         found = self._cuts.get((id(cut), ring.number))

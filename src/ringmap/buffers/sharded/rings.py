@@ -100,12 +100,7 @@ _NO_STATES = States([])
 
 
 class _Open:
-    """What belongs to one set of open rings.
-
-    Args:
-        rings: in the order of their numbers.
-        changes: how often each ring changed.
-    """
+    """What belongs to one set of open rings."""
 
     __slots__ = ("by_number", "changes", "rings", "seen", "states", "swept")
 
@@ -439,14 +434,6 @@ class Fleet(Rings):
         """Let rings leave that are gone, and join that are new; tell whether any did. What can't be read is in
         `report`.
 
-        Args:
-            now: monotonic seconds.
-            is_first: whether this is the opening, where the same ring twice is an error of the caller.
-            only_known: whether rings without a number are left for later: in a worker, its parent numbers them.
-
-        Raises:
-            InputError: the same ring twice, at the opening.
-
         Cost: one directory, and one stat for each place without a ring that is open.
         """
         before, unlisted = self.open, dict[str, OSError]()
@@ -486,8 +473,7 @@ class Fleet(Rings):
         return self.open is not before
 
     def _room_for(self, new: list[tuple[str, str]]) -> tuple[int, Exception]:
-        """Return how many of these rings can be opened with the descriptors that are left, and the error of the
-        others."""
+        """Return how many of these rings the descriptors that are left suffice for, and the error of the others."""
         found = Disk().system.descriptors() if new else None
         if found is None:
             return len(new), RingmapError()

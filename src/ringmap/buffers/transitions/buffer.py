@@ -38,10 +38,9 @@ from ringmap.buffers.passes import PassBuffer
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.buffers.row_episodes import TransitionSource
 from ringmap.buffers.steps import StepRing
-from ringmap.buffers.transitions.columns import TransitionColumns
+from ringmap.buffers.transitions.columns import FrameStack, TransitionColumns
 from ringmap.buffers.transitions.lanes import FURTHEST, LaneEnds, NextObservations
 from ringmap.buffers.transitions.nstep import TransitionReader
-from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import ROW
@@ -227,8 +226,7 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
         return buffer
 
     def _read_as(self, n_step: Any, gamma: Any, device: Any, pin_memory: Any, where: str) -> None:
-        """Take how this handle returns transitions, checked before a directory is made or opened: nothing of it is
-        stored."""
+        """Take how this handle returns transitions, checked before a directory is made: it is not stored."""
         self.n_step, self.gamma = int(positive(where, "n_step", n_step)), float(fraction(where, "gamma", gamma))
         self.device, self.pin_memory = check_device(device, where), bool(pin_memory)
 
@@ -359,8 +357,7 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
         beside: Sequence[Array] = (),
         is_single: bool = False,
     ) -> None:
-        """Store a call that was checked: `rest` are the columns up to `truncated`, `beside` those after `lanes`; of a
-        single one without the first axis."""
+        """Store a checked call: `rest` are the columns up to `truncated`, `beside` those after `lanes`."""
         columns, ends, stack = self._columns, self._ends, self._columns.stack
 
         def work() -> None:

@@ -147,8 +147,7 @@ class LaneEnds:
         self.strides[:] = max(1, self.count)
 
     def _place(self, name: Hashable, rows: Mapping[str, Array], number: int) -> int:
-        """Return the place of an environment; for one that has none yet, that of a row without a name that its
-        observation goes on from."""
+        """Return the place of an environment, or that of a nameless row that its observation goes on from."""
         place = self._places.get(name)
         if place is None:
             same = self._unnamed.get(self._key(rows, number)) if self._unnamed else None

@@ -4,7 +4,7 @@
                                          \\__ its next observation: row p + 3N, or a separately stored one
 
 A sum ends where an episode ends, and where a lane breaks. Where environments are named one by one and come out of turn,
-the row that goes on is another than p + N, and says so: it is looked for. The frames of a stack (stacks.py), N = 1:
+the row that goes on is another than p + N, and says so: it is looked for. The frames of a stack (columns.py), N = 1:
 
     stack at p:          p - 3   p - 2   p - 1   p
     the next stack:              p - 2   p - 1   p   p + 1, or a separately stored frame
@@ -581,8 +581,7 @@ class TransitionReader(ClipReader):
         return _Found(batch, good, oldest, after, stop, rows.head)
 
     def _further(self, rows: RowsOfOne | RowsOfAdjacent, at: Array, stop: Any, which: Array) -> Array:
-        """Return the positions of the rows that go on from the rows `at[which]`, wherever they are before `stop`; -1
-        for none."""
+        """Return the positions before `stop` of the rows that go on from the rows `at[which]`; -1 for none."""
         found, left = np.full(len(which), -1, np.int64), np.arange(len(which))
         ends = np.broadcast_to(stop, at.shape)[which]
         for begin in range(1, FURTHEST + 1, _LOOKED_AT):

@@ -16,8 +16,8 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 import ringmap
 from ringmap import TransitionReplayBuffer
 from ringmap.buffers.engine import Engine
+from ringmap.buffers.transitions.columns import FrameStack
 from ringmap.buffers.transitions.nstep import TransitionReader
-from ringmap.buffers.transitions.stacks import FrameStack
 from ringmap.errors import ClipIndexError, InputError, LappedError, SubscriptError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.columns.memmap import MemmapColumn
