@@ -7,8 +7,11 @@
     handler, finalizer  at each line of what is under way
     fork                there too, in a child
 
-A row says how often the call worked, and what refused it. What is under way goes on, and the buffer is whole after it:
-anything else is `wrong`, and what takes a minute `hangs`. Each pair of a call and a place has a process of its own.
+A row says how often the call worked, and what refused it. What is under way goes on, and afterwards the buffer and its
+copies hold what the calls that worked had stored, in one order or the other: anything else is `wrong`, and what takes a
+minute `hangs`. Each pair of a call and a place has a process of its own.
+
+Lines are those before which CPython may run a handler; `--blow calls` strikes after each call within them, too.
 """
 
 import argparse
@@ -18,20 +21,26 @@ import pickle
 import shutil
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from ringmap import Column, ReplayBuffer, TransitionReplayBuffer
+from ringmap.buffers import engine as engines
 from ringmap.data import Window
 from ringmap.errors import ClipIndexError, ClosedError, InputError, NoClipsError, RoleError
 from ringmap.samplers import PrioritizedSampler
+from ringmap.storage.commit import store as commits
+from ringmap.storage.commit.store import Store
+from ringmap.storage.disk import calls
 from tests.disks import ram_folder
-from tests.faults.concurrency.handlers import AtOurLine, without_the_gate
+from tests.faults.crash.kill.blows import PACKAGE, AfterCall, AtLine
 from tests.unit.buffers.processes import Child
 
 HANGS_S = 60
@@ -45,11 +54,12 @@ def episode(number, steps=10):
 class World:
     """A buffer with episodes and a stream, what reads it, and other buffers."""
 
-    def __init__(self, root, durability):
+    def __init__(self, root, durability="process", storage="memmap"):
         shutil.rmtree(root, ignore_errors=True)
         os.makedirs(root)
         self.root, self.path, self.made = root, os.path.join(root, "buf"), 0
         options = {"spare_rows": 40, "sync_every_s": 0, "seed": 0, "schema": SCHEMA, "durability": durability}
+        options["storage"] = {"x": storage}
         self.buf = ReplayBuffer(200, 2, path=self.path, sampler=PrioritizedSampler(rng=0), **options)
         self.buf.write_episodes(map(episode, range(5)))
         self.stream = self.buf.begin_episode()
@@ -60,8 +70,14 @@ class World:
         self.drawn, self.ids, self.state = self.buf.sample(4).ids, np.arange(4), self.buf.state_dict()
         self.other = ReplayBuffer(99, seed=0)
         self.other.write_episode(episode(7))
+        self.done = []  # what worked, by name
         self.steps = TransitionReplayBuffer(64, (1,), device=None, seed=0)
         self.add()
+
+    def call(self, name):
+        """Make a call of the table, and note that it worked."""
+        CALLS[name](self)
+        self.done.append(name)
 
     def append(self):
         self.stream.append({"x": 9000, "value": 0.0})
@@ -78,11 +94,58 @@ class World:
         """Go on, close everything, and look at what is there."""
         with suppress(ClosedError):  # a close in the middle of a search is done by the next call
             self.buf.write_episode(episode(8))
+        if not self.reader.engine.is_closed:
+            self.reader.refresh()
+            assert self.reader.engine.reader.index.check() == []
         for one in (self.buf, self.reader, self.other, self.steps):
             one.close()
+        allowed = [stored_after(self.done), stored_after(self.done[::-1])]
         with ReplayBuffer.open(self.path, "r+") as again:
             assert again.check() == []
+            found = numbers_in(again)
+            assert found - Counter([8]) in allowed, f"{found} after {self.done}"
             again.write_episode(episode(8))
+        before = [*allowed, stored_after([]), *(stored_after([name]) for name in self.done)]
+        for copy in Path(self.root).glob("copy-*"):
+            with ReplayBuffer.open(copy) as copied:
+                assert numbers_in(copied) in before, f"a copy has {numbers_in(copied)} after {self.done}"
+
+
+def numbers_in(buffer):
+    """Return how often each number is stored, each episode proven."""
+    found = Counter()
+    for one in buffer.episodes():
+        x = np.stack(one["x"])
+        assert (np.diff(x) == (x[0] // 1000 != 9)).all(), f"an episode mixes rows: {x}"
+        found[int(x[0]) // 1000] += 1
+    return found
+
+
+STORES = {
+    "write_episode": [20],
+    "write_episode(sync=False)": [20],
+    "write_episodes": [20, 21],
+    "write_joined": [20, 20],
+    "extend_from": [7],
+    "finish": [9],
+    "30": [30],
+    "31": [31],
+}
+"""Name of a call -> numbers of the episodes that it stores."""
+
+
+def stored_after(done):
+    """Return how often each number is stored once these calls had their effect."""
+    stored = Counter(range(6))
+    for name in done:
+        stored = Counter() if name == "clear" else stored + Counter(STORES.get(name, []))
+    return stored
+
+
+def whole(batch):
+    """Raise unless each clip has rows of one episode, in order."""
+    x = batch["x"]
+    assert (np.diff(x) == (x[:, :1] // 1000 != 9)).all(), f"a clip mixes rows: {x}"
 
 
 CALLS = {
@@ -105,7 +168,8 @@ CALLS = {
     "check": lambda w: w.buf.check(),
     "state_dict": lambda w: w.buf.state_dict(),
     "load_state_dict": lambda w: w.buf.load_state_dict(w.state),
-    "sample": lambda w: w.buf.sample(4),
+    "sync_behind": lambda w: w.buf.engine.owned.sync_behind(),
+    "sample": lambda w: whole(w.buf.sample(4)),
     "sample(window=)": lambda w: w.buf.sample(4, window={"x": Window([0, 1])}),
     "batches": lambda w: next(iter(w.buf.batches(4, prefetch=0))),
     "batches ahead": lambda w: next(iter(w.buf.batches(4))),
@@ -133,7 +197,7 @@ CALLS = {
     "view.sample": lambda w: w.view.sample(4),
     "view[0]": lambda w: w.view[0],
     "live.refresh": lambda w: w.live.refresh(),
-    "reader.sample": lambda w: w.reader.sample(4),
+    "reader.sample": lambda w: whole(w.reader.sample(4)),
     "reader.refresh": lambda w: w.reader.refresh(),
     "reader.close": lambda w: w.reader.close(),
     "reader, pickled": lambda w: pickle.loads(pickle.dumps(w.reader)),
@@ -149,14 +213,17 @@ UNDER_WAY = [
     "write_episode",
     "append",
     "finish",
+    "abandon",
     "update",
     "update_priorities",
     "clear",
     "flush",
     "close",
     "snapshot",
+    "sync_behind",
     "sample",
     "load_episode",
+    "reader.sample",
     "reader.refresh",
     "transitions.add",
 ]
@@ -200,7 +267,14 @@ def transform(w, call):
 
 
 def generator(w, call):
-    w.buf.write_episodes((call() if number == 31 else None, episode(number))[1] for number in (30, 31))
+    def episodes():
+        yield episode(30)
+        w.done.append("30")  # it is stored when the next one is asked for
+        call()
+        yield episode(31)
+
+    w.buf.write_episodes(episodes())
+    w.done.append("31")
 
 
 def loop(make, last=3):
@@ -229,19 +303,68 @@ PLACES = {
 }
 
 
-def at_line(kind, under, at, blows):
+OURS = tuple(str(PACKAGE / part) + os.sep for part in ("storage", "buffers", "clips"))
+
+
+class AtOurLine(AtLine):
+    paths = OURS
+
+
+class AfterOurCall(AfterCall):
+    paths = OURS
+    forgiving = False
+
+
+BLOWS = {"lines": AtOurLine, "calls": AfterOurCall}
+
+
+def at_line(kind, under, at, blows, how="lines"):
     """Return a place: a line of what is under way. `blows` takes what struck there."""
 
     def place(w, call):
-        blow = AtOurLine(at, lambda _: STRIKES[kind](call))
+        blow = BLOWS[how](at, lambda _: STRIKES[kind](call))
         blows.append(blow)
         blow.arm()
         try:
-            CALLS[under](w)
+            w.call(under)
         finally:
             blow.disarm()
 
     return place
+
+
+class Twice:
+    """A lock that a thread takes twice."""
+
+    def __init__(self):
+        self._lock = threading.RLock()
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def locked(self):
+        return False
+
+    def __enter__(self):
+        return self._lock.__enter__()
+
+    def __exit__(self, *error):
+        return self._lock.__exit__(*error)
+
+
+def without_the_gate():
+    """Let calls into one another, as once."""
+    begin = Store.__init__
+
+    def careless(store, *args, **options):
+        begin(store, *args, **options)
+        store._mutex, store._syncing, store.lock = Twice(), Twice(), Twice()
+
+    Store.__init__ = careless
+    for module in (commits, engines, calls):
+        module.refuse_nested = lambda where: None
+    for module in (commits, engines):
+        module.note_nested = lambda call: False
+    calls._Thread.is_marked = property(lambda thread: False)
+    calls.thread.searching = Twice()
 
 
 class Owner:
@@ -280,6 +403,7 @@ COUNTS = Counter()
 REFUSALS = {
     "": (RoleError, NoClipsError, ClipIndexError),
     "under way: ": (RoleError, NoClipsError, ClipIndexError, InputError),
+    "interrupted: ": (),
     "at the end: ": (),
 }
 
@@ -296,12 +420,17 @@ def tell(who, do, *args):
         COUNTS[who + "works"] += not who
 
 
-def play(root, durability, name, places, _child):
+ENDS = {"close", "reader.close", "transitions.close"}
+"""Calls after which what they interrupted may be refused; after any other one it goes on."""
+
+
+def play(sizes, name, places, is_interrupted, _child):
     COUNTS.clear()
+    under_way = "interrupted: " if is_interrupted and name not in ENDS else "under way: "
     for place in places:
         signal.alarm(HANGS_S)
-        w = World(root, durability)
-        tell("under way: ", place, w, partial(tell, "", CALLS[name], w))
+        w = World(*sizes)
+        tell(under_way, place, w, partial(tell, "", w.call, name))
         tell("at the end: ", w.end)
     signal.alarm(0)
     return +COUNTS
@@ -315,10 +444,10 @@ def in_a_child(work):
         return Counter(hangs=1)
 
 
-def lines_of(root, durability, under):
+def lines_of(sizes, under, how):
     """Return the numbers of the lines of a call at which a handler may run."""
     blows = []
-    at_line("handler", under, 0, blows)(World(root, durability), None)
+    at_line("handler", under, 0, blows, how)(World(*sizes), None)
     return [number for number, (_, can) in enumerate(blows[0].places, 1) if can]
 
 
@@ -326,6 +455,8 @@ def main(words=None):
     parser = argparse.ArgumentParser(prog="python -m tools.campaign.inside", description=__doc__.split("\n")[0])
     parser.add_argument("--every", type=int, default=1, help="of the lines; each call has others")
     parser.add_argument("--durability", default="process")
+    parser.add_argument("--storage", default="memmap")
+    parser.add_argument("--blow", choices=BLOWS, default="lines")
     parser.add_argument("--only", default="callable,loop,handler,finalizer,fork")
     parser.add_argument("--calls", default=";".join(CALLS), help="A;B")
     parser.add_argument("--under-way", default=",".join(UNDER_WAY))
@@ -336,16 +467,16 @@ def main(words=None):
     if options.without_the_gate:
         without_the_gate()
     with ram_folder() as folder:
-        root = os.path.join(folder, "w"), options.durability
+        sizes = os.path.join(folder, "w"), options.durability, options.storage
         for name in {*names, *options.under_way.split(",")}:  # what the first call imports is no line of it
-            w = World(*root)
-            CALLS[name](w)
+            w = World(*sizes)
+            w.call(name)
             w.end()
 
-        def row(what, places_of):
+        def row(what, places_of, is_interrupted=False):
             counts = Counter()
             for number, name in enumerate(names):
-                found = in_a_child(partial(play, *root, name, places_of(number)))
+                found = in_a_child(partial(play, sizes, name, places_of(number), is_interrupted))
                 for how in [how for how in found if how.startswith(("wrong", "hangs"))]:
                     print(f"{name}, {what}: {how} ({found[how]})", flush=True)
                 counts.update(
@@ -359,12 +490,13 @@ def main(words=None):
                 row(what, lambda _, place=place: [place])
         for kind in [kind for kind in STRIKES if kind in kinds]:
             for under in options.under_way.split(","):
-                lines = in_a_child(lambda _, under=under: lines_of(*root, under))
-                places = [at_line(kind, under, at, []) for at in lines]
+                lines = in_a_child(lambda _, under=under: lines_of(sizes, under, options.blow))
+                places = [at_line(kind, under, at, [], options.blow) for at in lines]
                 first = min(options.every, len(lines)) / len(names)
                 row(
                     f"{kind} in {under}, {len(lines)} lines",
                     lambda n, p=places, f=first: p[int(n * f) :: options.every],
+                    is_interrupted=True,
                 )
     print(f"| all of {len(names)} calls |", ", ".join(f"{how} {n:,}" for how, n in total.most_common()), "|")
     print(f"hangs {total['hangs']}, wrong {total['wrong']}; {time.monotonic() - began:.0f} s")

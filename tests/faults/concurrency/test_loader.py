@@ -142,16 +142,17 @@ def clips_in(batches):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("passes", [3, pytest.param(25, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize(
     ("method", "storage"),
     [("fork", STORAGES["zarr"]), ("forkserver", "memmap")],
     ids=["fork", "forkserver"],
 )
-def test_while_another_process_writes_without_a_pause(fast, method, storage):
+def test_while_another_process_writes_without_a_pause(fast, method, storage, passes):
     with a_writer(str(fast / "buf"), dataclasses.replace(RING, storage=storage)) as written:
         reader = ReplayBuffer.open(fast / "buf", seed=0)
         with loading(reader, method, persistent_workers=True) as loader:
-            for _ in range(3):
+            for _ in range(passes):
                 assert clips_in(loader) == len(reader)
         reader.close()
     assert written[0].episodes > 0

@@ -30,15 +30,15 @@ def run_on(kind, size, folder, module, *arguments):
     for made in (mount, folder / "image.d"):
         made.mkdir()
     mounting = MOUNTS[kind].format(mount=mount, image=image, size=size)
-    tried = _in_a_namespace(mounting)
+    tried = in_a_namespace(mounting)
     if tried.returncode:
         pytest.skip(f"can't mount {kind} here: {tried.stderr.strip()}")
     image.unlink(missing_ok=True)
     run = " ".join([sys.executable, "-m", module, str(mount), *map(str, arguments)])
-    done = _in_a_namespace(f"({mounting}) && cd {ROOT} && exec {run}")
+    done = in_a_namespace(f"({mounting}) && cd {ROOT} && exec {run}")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def _in_a_namespace(command):
+def in_a_namespace(command):
     return subprocess.run(["unshare", "--mount", "sh", "-ec", command], cwd=ROOT, text=True, capture_output=True)

@@ -26,12 +26,22 @@ def test_kill_lock_live_reader_and_snapshot(tmp_path, kind):
         assert found["snapshot_nbytes"] >= found["live_nbytes"]
 
 
-@pytest.mark.parametrize("durability", ["process", "power"])
-@pytest.mark.parametrize("kind", [kind for kind in MOUNTS if kind in REFLINKS])
-def test_a_disk_fills_and_has_room_again(tmp_path, kind, durability):
-    """The same for tmpfs and ext4, which can be smaller: tests/faults/crash/test_full_disk.py."""
-    done = run_on(kind, 320, tmp_path, "tests.faults.filesystems.fill", durability)
-    print(f"\n{kind}, {durability}: {done.strip()}")
+FILLED = [
+    ("tmpfs", "process", "memmap"),
+    ("ext4", "power", "memmap"),
+    ("tmpfs", "power", "mixed"),
+    ("tmpfs", "process", "zarr"),
+    ("ext4", "process", "mixed"),
+    ("ext4", "power", "zarr"),
+    *[(kind, durability, "memmap") for kind in sorted(REFLINKS) for durability in ("process", "power")],
+]
+
+
+@pytest.mark.parametrize(("kind", "durability", "storage"), few(FILLED, 2))
+def test_a_disk_fills_and_has_room_again(tmp_path, kind, durability, storage):
+    size, ballast = (320, 100 << 20) if kind in REFLINKS else (8 if kind == "ext4" else 4, 1_500_000)
+    done = run_on(kind, size, tmp_path, "tests.faults.filesystems.fill", durability, storage, ballast)
+    assert json.loads(done)["stored while full"] > 5
 
 
 @pytest.mark.parametrize("kind", few([kind for kind in MOUNTS if kind != "overlay"], 1))

@@ -14,7 +14,7 @@ from ringmap.data import get_format, load_dataset
 from ringmap.errors import EnvironmentFault
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.testing.datasets import make_episode
-from tests.faults.crash.test_full_disk import in_a_namespace
+from tests.faults.filesystems.mounts import in_a_namespace
 from tests.tiers import few
 from tests.unit.formats.killing import LOSSLESS, WRITERS, place, wheres
 

@@ -6,7 +6,6 @@ import pickle
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 
@@ -608,38 +607,6 @@ def test_a_full_disk_is_told_beforehand(tmp_path):
         snapshot_through(Small(), buffer, tmp_path / "copy")
     assert raised.value.errno == errno.ENOSPC
     assert os.listdir(tmp_path) == []
-
-
-FULL = """
-import os, sys
-import numpy as np
-from ringmap import ReplayBuffer
-from ringmap.errors import EnvironmentFault
-from ringmap.storage.disk.files import Disk
-
-class Blind(Disk):
-    def free(self, path):
-        return None
-
-buffer = ReplayBuffer(1000, disk=Blind())
-buffer.write_episode({"obs": np.ones((1000, 8192), np.uint8)})
-try:
-    buffer.snapshot(sys.argv[1] + "/copy")
-except EnvironmentFault as error:
-    print(error.errno, os.listdir(sys.argv[1]))
-"""
-
-
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
-def test_a_disk_that_is_really_full(tmp_path):
-    mount = tmp_path / "mount"
-    mount.mkdir()
-    mounting = f"mount -t tmpfs -o size=4m none {mount}"
-    if subprocess.run(["unshare", "--mount", "sh", "-ec", mounting], capture_output=True).returncode:
-        pytest.skip("can't mount a tmpfs here")
-    run = f"{mounting} && exec {sys.executable} -c '{FULL}' {mount}"
-    done = subprocess.run(["unshare", "--mount", "sh", "-ec", run], capture_output=True, text=True)
-    assert done.stdout.split() == [str(errno.ENOSPC), "[]"], done.stderr
 
 
 def cuts_of(tmp_path, buffer, cheats=lambda *_: False, each=False, count=10):
