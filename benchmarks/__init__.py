@@ -1,7 +1,11 @@
-"""Measurements: one module per row, each against a named rival or control in the same run.
+"""Measurements: each against a named library or control in the same run.
 
     python -m benchmarks [--tiny] [names...]
 
-A module has `run(place) -> list[Table]`; a rival from another package is one more entry of the
-mapping that it hands to `in_turn`, behind a check that the two batches are equal.
+    harness/     what times, proves, prints and publishes
+    peers/       one adapter for each other library: make, add, sample, close
+    questions/   one module for each question; a suite is a function of a `Place` that yields tables
+
+A row is a call in a mapping of calls that `Table.time` times in turn; a library is one more peer in it. What it
+returns is compared with what was written before anything is timed.
 """

@@ -13,99 +13,43 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.harness.place import Place
-
-NAMES = [
-    "importing",
-    "commit",
-    "opening",
-    "growth",
-    "write",
-    "sampling",
-    "loading",
-    "where",
-    "workers",
-    "cold",
-    "codecs",
-    "pickling",
-    "torn",
-    "safety",
-    "snapshot",
-    "world",
-    "calls",
-    "transitions",
-    "updates",
-    "parts",
-    "rollout",
-    "recording",
-    "formats",
-    "dumping",
-    "windows",
-    "fleet",
-    "viewer",
-    "exits",
-    "ray",
-    "gpu",
-]
-
-HEADLINES = ["transitions", "sampling", "cold", "loading", "commit", "opening"]
-"""What README's table is made of."""
+from benchmarks.questions import SUITES
 
 
 def main() -> None:
+    from benchmarks.harness.pages import HEADLINES, publish, summary_of
+
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(NAMES))
+    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(SUITES))
     parser.add_argument("--tiny", action="store_true", help="seconds in all; figures mean nothing")
     parser.add_argument("--quick", action="store_true", help="a ratio for each headline of README, in three minutes")
-    parser.add_argument(
-        "--publish",
-        action="store_true",
-        help="then write the documentation's pages and README's table",
-    )
+    parser.add_argument("--publish", action="store_true", help="then write the pages and README's table")
     parser.add_argument("--out", type=Path, default=None, help="folder of the results")
-    parser.add_argument("--plots", type=Path, help="folder of the pictures, if another than --out's")
-    parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()), help="folder of the buffers")
     asked = parser.parse_args()
     if asked.publish and (asked.tiny or asked.quick):
         parser.error("--publish: of a full run only; leave --tiny and --quick out")
     for name in asked.names:
-        if name not in NAMES:
-            parser.error(f"unknown benchmark {name!r}; known: {', '.join(NAMES)}")
-    asked.names = asked.names or (HEADLINES if asked.quick else NAMES)
-    asked.out = asked.out or Path("benchmarks/results" + "-quick" * asked.quick)
-    plots = asked.plots or asked.out
-    for folder in (asked.out, plots):
-        folder.mkdir(parents=True, exist_ok=True)
-    place = Place(asked.tiny, plots, asked.scratch, asked.quick)
-    for name in asked.names:
-        start = perf_counter()
-        machine = place.machine()
-        tables = import_module(f"benchmarks.questions.{name}").run(place)
-        for table in tables:
-            table.judged = not (asked.tiny or asked.quick)
-            print(f"\n{name}: {table}", flush=True)
+        if name not in SUITES:
+            parser.error(f"unknown benchmark {name!r}; known: {', '.join(SUITES)}")
+    names = asked.names or (HEADLINES if asked.quick else list(SUITES))
+    out = asked.out or Path("benchmarks/results" + "-quick" * asked.quick)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        start, place = perf_counter(), Place(asked.tiny, asked.scratch, asked.quick)
+        machine, tables = place.machine(), []
+        with place.stack:
+            for table in getattr(import_module(f"benchmarks.questions.{SUITES[name]}"), name)(place):
+                table.judged = not (asked.tiny or asked.quick)
+                print(f"\n{name}: {table}", flush=True)
+                tables.append(asdict(table))
         machine["load_after"] = os.getloadavg()[0]
-        kept = {"machine": machine, "tables": [asdict(t) for t in tables]}
-        (asked.out / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+        (out / f"{name}.json").write_text(json.dumps({"machine": machine, "tables": tables}, indent=1) + "\n")
         print(f"{name}: {perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-    if asked.quick and set(asked.names) >= set(HEADLINES):
-        from benchmarks.harness.summary import summary_of
-
-        print(f"\n{summary_of(asked.out)}\n\nLoad average {machine['load']:.1f}; smaller sizes than README's.")
+    if asked.quick and set(names) >= set(HEADLINES):
+        print(f"\n{summary_of(out)}\n\nLoad average {machine['load']:.1f}; smaller sizes than README's.")
     if asked.publish:
-        publish(asked.out)
-
-
-def publish(results: Path) -> None:
-    """Write what was measured into the documentation's pages; into README, if all of its table was."""
-    from benchmarks.harness.page import put_tables
-    from benchmarks.harness.summary import put_in, summary_of
-
-    root = Path(__file__).parents[1]
-    readme = root / "README.md"
-    for page in (root / "docs/performance").glob("*.md"):
-        page.write_text(put_tables(results, page.read_text()))
-    if all((results / f"{name}.json").exists() for name in HEADLINES):
-        readme.write_text(put_in(readme.read_text(), summary_of(results)))
+        publish(out, Path(__file__).parents[1])
 
 
 if __name__ == "__main__":

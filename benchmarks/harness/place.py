@@ -7,7 +7,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,23 +15,23 @@ import numpy as np
 
 __all__ = ["Place"]
 
-Size = TypeVar("Size")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Size and folders.
+    """Size and folders of one suite; what it opens is closed when the suite ends.
 
-    `tiny`: seconds in all, to keep the code alive; its figures mean nothing. `out`: for plots;
-    `scratch`: for buffers, on the disk that is to be measured. `quick`: the headlines, in minutes.
+    `tiny`: seconds in all, to keep the code alive; its figures mean nothing. `quick`: the headlines, in minutes.
+    `scratch`: for buffers, on the disk that is to be measured.
     """
 
     tiny: bool
-    out: Path
     scratch: Path
     quick: bool = False
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def size(self, full: Size, tiny: Size, quick: Size | None = None) -> Size:
+    def size(self, full: Value, tiny: Value, quick: Value | None = None) -> Value:
         """Return one of them; a quick run has the full size of what names no other."""
         if self.tiny:
             return tiny
@@ -49,6 +49,15 @@ class Place:
         parent = shm if ram and shm.is_dir() and os.access(shm, os.W_OK) else self.scratch
         with tempfile.TemporaryDirectory(prefix="ringmap-bench-", dir=parent) as folder:
             yield Path(folder)
+
+    def new_folder(self, ram: bool = False) -> Path:
+        """Return a folder that stands until the suite ends."""
+        return self.stack.enter_context(self.folder(ram))
+
+    def closing(self, opened: Value) -> Value:
+        """Return this, and close it when the suite ends."""
+        self.stack.callback(opened.close)  # type: ignore[attr-defined]
+        return opened
 
     def machine(self) -> dict[str, Any]:
         """Return what the numbers depend on."""

@@ -1,72 +1,112 @@
-"""Pictures of tables: bars side by side, ours in another colour."""
+"""Plots of the tables that stand on the pages: bars side by side as plain SVG, ours in another colour.
+
+python -m benchmarks.harness.plots     draws them anew from docs/performance
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
-from benchmarks.harness.table import Table
-
-__all__ = ["rates", "shares"]
-
-OURS = "ringmap"
-"""How the rows begin that are in the colour of the house."""
-
-_WIDTH, _DPI, _SMALL = 5.2, 140, 8
-"""Inches, and points of letters: as large as text on a page, and legible on a phone, where a plot is half as wide."""
+__all__ = ["PLOTS", "draw_plots"]
 
 
-def rates(path: Path, table: Table, panels: Mapping[str, Mapping[str, float]], unit: str) -> None:
-    """Draw a panel of bars for each mapping of name -> rate.
+@dataclass(frozen=True)
+class Plot:
+    """`panels`: how the title of a table begins, a regular expression -> what the panel says.
 
-    Args:
-        path: of the picture.
-        table: gets a note where there is nothing to draw with.
-        panels: title -> name -> rate.
-        unit: of the rates.
+    `unit`: of what the bars show. `per_call`: so many are in a call, and the bars are a rate; 0: the bars are times.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        table.notes.append("no plot: matplotlib is not installed")
-        return
-    heights = [0.36 * len(bars) + 0.3 for bars in panels.values()]
-    figure = Figure(figsize=(_WIDTH, sum(heights) + 0.3), layout="constrained")
-    every = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (title, bars) in zip(every, panels.items(), strict=True):
-        names = sorted(bars, key=lambda name: bars[name])
-        colours = ["tab:blue" if name.startswith(OURS) else "0.7" for name in names]
-        drawn = axes.barh(range(len(names)), [bars[n] for n in names], 0.4, color=colours)
-        axes.bar_label(drawn, [f"{bars[name]:,.0f}" for name in names], padding=3, fontsize=_SMALL)
-        for at, name in enumerate(names):  # above its bar: beside it, a phone has no room
-            axes.text(0, at + 0.22, name, fontsize=_SMALL, va="bottom")
-        axes.margins(x=0.15, y=0.01)
-        axes.set_ylim(-0.3, len(names) - 0.2)
-        axes.set_title(title, fontsize=_SMALL + 1.5, loc="left")
-        axes.spines[["top", "right", "bottom"]].set_visible(False)
-        axes.xaxis.set_visible(False)
-        axes.yaxis.set_visible(False)
-    figure.supxlabel(unit, fontsize=_SMALL)
-    figure.savefig(path, dpi=_DPI)
+
+    unit: str
+    per_call: float
+    panels: dict[str, str]
 
 
-def shares(path: Path, table: Table, bars: Mapping[str, Mapping[str, float]]) -> None:
-    """Draw a bar for each name, cut into its parts: name -> part -> milliseconds."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        table.notes.append("no plot: matplotlib is not installed")
-        return
-    figure = Figure(figsize=(_WIDTH, 0.9 + 0.4 * len(bars)), layout="constrained")
-    axes = figure.subplots()
-    names = list(bars)[::-1]
-    ends = dict.fromkeys(names, 0.0)
-    for part in dict.fromkeys(part for parts in bars.values() for part in parts):
-        widths = [bars[name].get(part, 0) for name in names]
-        axes.barh(names, widths, left=list(ends.values()), label=part)
-        ends = {name: ends[name] + width for name, width in zip(names, widths, strict=True)}
-    axes.tick_params(labelsize=_SMALL)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("ms per batch", fontsize=_SMALL)
-    axes.legend(fontsize=_SMALL, frameon=False)
-    figure.savefig(path, dpi=_DPI)
+_MB = 256 * 4 * 64 * 64 * 3 / 1e6
+PLOTS = {
+    "sampling": Plot(
+        "clips/s, sample(256), one thread",
+        256,
+        {"one thread: .*pixels": "clips of 4 frames of 64x64x3", "one thread: .*state vectors": "state vectors"},
+    ),
+    "cold": Plot("MB/s, ring 8 times as large as memory", _MB, {"cold: clips": "random clips from a disk"}),
+    "loading": Plot(
+        "clips/s, DataLoader(batch_size=256, shuffle=True)",
+        256,
+        {"a pass of .*num_workers=0\\): clips": "no workers", "a pass of .*num_workers=2": "2 workers"},
+    ),
+    "storing": Plot("calls per second", 1, {"add a step of 1 lane": "add of a transition"}),
+    "growth": Plot("us per batch", 0, {"sample\\(256\\) of state vectors \\(": "sample(256) of state vectors"}),
+    "safety": Plot(
+        "calls per second",
+        1,
+        {
+            "write_episode, round .*pixels": "write_episode, 200 steps of pixels",
+            "write_episode, round .*states": "write_episode, 4 steps of states",
+            "sample\\(256\\), clips": "sample(256), clips of pixels",
+        },
+    ),
+}
+"""File in docs/assets -> what it shows."""
+
+WIDTH, NAMES, ROW = 720, 330, 18
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def draw_plots(pages: str, folder: Path) -> None:
+    """Draw each plot whose tables the pages have."""
+    for name, plot in PLOTS.items():
+        found = {what: _medians(pages, title) for title, what in plot.panels.items()}
+        panels = {what: bars for what, bars in found.items() if bars}
+        if panels:
+            (folder / f"{name}.svg").write_text(_svg(plot, panels))
+
+
+def _medians(pages: str, title: str) -> dict[str, float]:
+    """Return the seconds of the table whose title begins so."""
+    found = re.search(rf"^\*\*{title}[^\n]*\*\*\n\n((?:\|.*\n)+)", pages, re.MULTILINE)
+    bars = {}
+    for line in found[1].splitlines()[2:] if found else ():
+        name, median = line.strip("| ").split(" | ")[:2]
+        value, _, unit = median.partition(" ")
+        if unit in _SECONDS:
+            bars[name] = float(value) * _SECONDS[unit]
+    return bars
+
+
+def _svg(plot: Plot, panels: dict[str, dict[str, float]]) -> str:
+    rows, y = [], 8
+    for what, medians in panels.items():
+        bars = {n: plot.per_call / s if plot.per_call else s * 1e6 for n, s in medians.items()}
+        rows.append(f'<text x="8" y="{y + 13}" font-weight="bold">{escape(what)} ({escape(plot.unit)})</text>')
+        most = max(bars.values())
+        for name, value in bars.items():
+            y += ROW
+            width = max(1, round((WIDTH - NAMES - 80) * value / most))
+            colour = "#2563eb" if name.startswith("ringmap") or not plot.per_call else "#a3a3a3"
+            rows.append(
+                f'<text x="{NAMES - 8}" y="{y + 13}" text-anchor="end">{escape(_short(name))}</text>'
+                f'<rect x="{NAMES}" y="{y + 3}" width="{width}" height="{ROW - 6}" fill="{colour}"/>'
+                f'<text x="{NAMES + width + 5}" y="{y + 13}">{value:,.0f}</text>'
+            )
+        y += ROW + 10
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" font-family="sans-serif" font-size="11">'
+    return "\n".join([head, f'<rect width="{WIDTH}" height="{y}" fill="white"/>', *rows, "</svg>"]) + "\n"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 56 else name[:55] + "…"
+
+
+def main() -> None:
+    """Draw them from the pages as they are."""
+    root = Path(__file__).parents[2] / "docs"
+    pages = "\n".join(page.read_text() for page in sorted((root / "performance").glob("*.md")))
+    draw_plots(pages, root / "assets")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.timing import QUANTILES, quantiles
+from benchmarks.harness.timing import QUANTILES, in_turn, quantiles
 
-__all__ = ["Table", "compared"]
+__all__ = ["Table"]
+
+UNITS = {"us": 1e6, "ms": 1e3, "s": 1}
 
 
 @dataclass
@@ -31,14 +32,25 @@ class Table:
     notes: list[str] = field(default_factory=list)
     judged: bool = True
 
+    def time(
+        self, calls: Mapping[str, Callable[[], object]], rounds: int, burst: int = 1, **options: Any
+    ) -> dict[str, Any]:
+        """Time calls in turn, as `in_turn` does, and add a row for each; return the seconds."""
+        return self.add_all(in_turn(calls, rounds, burst, **options))
+
     def add(self, name: str, times: Any) -> None:
         """Add a row: median, p90 and p99 of these seconds."""
         self.times[name] = {**quantiles(times), "calls": len(times)}
 
-    def add_all(self, times: dict[str, Any]) -> None:
-        """Add a row for each name."""
+    def add_all(self, times: dict[str, Any]) -> dict[str, Any]:
+        """Add a row for each name; return them."""
         for name, values in times.items():
             self.add(name, values)
+        return times
+
+    def median(self, name: str) -> float:
+        """Return the median seconds of a row."""
+        return self.times[name]["median"]
 
     def fact(self, name: str, value: Any) -> None:
         """Add a line that is no time."""
@@ -48,16 +60,20 @@ class Table:
         """Add a row under the heads."""
         self.cells.append([*cells])
 
-    def ratio(self, name: str, other: str, at_most: float | None = None, by: str = "median") -> None:
-        """Compare two rows: how many times as long the first takes as the second."""
-        self.bar(f"{name} / {other}, {by}", self.times[name][by] / self.times[other][by], at_most=at_most)
+    def ratio(self, name: str, other: str, at_most: float | None = None) -> None:
+        """Compare two rows: how many times as long the first takes as the second, by their medians."""
+        self.bar(f"{name} / {other}, median", self.median(name) / self.median(other), at_most=at_most)
+
+    def limit(self, name: str, unit: str, at_most: float | None = None) -> None:
+        """Hold the median of a row against its bar, in "us", "ms" or "s"."""
+        self.bar(f"{name}, median {unit}", self.median(name) * UNITS[unit], at_most=at_most)
 
     def faster(self, name: str, other: str, at_least: float | None = None) -> None:
         """Compare two rows: how many times as fast the first is as the second; medians are judged."""
         by = {q: self.times[other][q] / self.times[name][q] for q in QUANTILES}
-        median, *tails = by.items()
-        also = ", ".join(f"{q} {_number(value)}" for q, value in tails)
-        self.bar(f"{name}: times as fast as {other} ({also}), median", median[1], at_least=at_least)
+        also = f"p90 {_number(by['p90'])}, p99 {_number(by['p99'])}"
+        what = f"{name}: times as fast as {other} ({also}), median"
+        self.bar(what, by["median"], at_least=at_least, ours=name, other=other)
 
     def rank(self, ours: str, at_least: Mapping[str, float] | None = None) -> None:
         """Sort the rows, fastest first, and compare each with ours: those that we lose come first.
@@ -69,78 +85,62 @@ class Table:
         self.times = dict(sorted(self.times.items(), key=lambda row: row[1]["median"]))
         for name in self.times:
             if name != ours:
-                bars = [bar for start, bar in (at_least or {}).items() if name.startswith(start)]
-                self.faster(ours, name, *bars[:1])
+                self.faster(
+                    ours, name, next((b for start, b in (at_least or {}).items() if name.startswith(start)), None)
+                )
 
-    def bar(self, what: str, value: float, at_most: float | None = None, at_least: float | None = None) -> None:
-        """Hold a number against its bar; without one it is only shown."""
+    def bar(
+        self, what: str, value: float, at_most: float | None = None, at_least: float | None = None, **compared: str
+    ) -> None:
+        """Hold a number against its bar; without one it is only shown. `ours`, `other`: of which rows it is a ratio."""
         met = (at_most is None or value <= at_most) and (at_least is None or value >= at_least)
-        self.ratios.append({"what": what, "value": value, "at_most": at_most, "at_least": at_least, "met": met})
+        self.ratios.append(
+            {"what": what, "value": value, "at_most": at_most, "at_least": at_least, "met": met, **compared}
+        )
 
     def __str__(self) -> str:
         lines = [self.title]
         if self.times:
-            width = max(map(len, self.times))
-            lines.append(f"  {'':{width}}  {'median':>10}{'p90':>10}{'p99':>10}{'calls':>9}")
-            for name, row in self.times.items():
-                cells = "".join(f"{_time(row[q]):>10}" for q in ("median", "p90", "p99"))
-                lines.append(f"  {name:{width}}  {cells}{row['calls']:>9,}")
-        if self.cells:
-            grid = [self.heads, *self.cells]
-            widths = [max(len(row[i]) for row in grid) for i in range(len(self.heads))]
-            for first, *rest in grid:
-                told = (f"{cell:>{n}}" for cell, n in zip(rest, widths[1:], strict=True))
-                lines.append("  ".join([f"  {first:{widths[0]}}", *told]))
+            rows = [
+                [name, *(_time(row[q]) for q in QUANTILES), f"{row['calls']:,}"] for name, row in self.times.items()
+            ]
+            lines += _aligned([["", *QUANTILES, "calls"], *rows])
+        lines += _aligned([self.heads, *self.cells]) if self.cells else []
         lines += [f"  {name}: {_fact(value)}" for name, value in self.facts.items()]
         for ratio in self.ratios:
-            verdict = self._verdict(ratio)
-            told = f"  [{verdict}]" if verdict else ""
-            lines.append(f"  {ratio['what']}: {_number(ratio['value'])}{told}")
+            lines.append(f"  {ratio['what']}: {_number(ratio['value'])}" + _bracketed(self._verdict(ratio), "  [{}]"))
         return "\n".join([*lines, *(f"  ({note})" for note in self.notes)])
 
     def markdown(self) -> str:
         """Return the same for a page: rows with one row of ours beside them say how many times as fast ours is."""
         parts = [f"**{self.title}**"]
-        ours, beside, bars = self._beside()
+        ours = next((r["ours"] for r in self.ratios if r.get("other") in self.times), "")
+        beside = {r["other"]: r for r in self.ratios if r.get("ours") == ours and r.get("other") in self.times}
         cells = {first: rest for first, *rest in self.cells}
-        joined = cells if cells.keys() <= self.times.keys() else {}
+        joined = bool(cells) and cells.keys() <= self.times.keys()
         if self.times:
-            heads = ["", *QUANTILES, *([f"{ours}: times as fast"] if beside else [])]
-            heads += self.heads[1:] if joined else []
-            rows = [
-                [
-                    name,
-                    *(_time(row[q]) for q in QUANTILES),
-                    *([beside.get(name, "")] if beside else []),
-                    *(joined.get(name, [""] * len(self.heads[1:])) if joined else []),
-                ]
-                for name, row in self.times.items()
+            heads = [
+                "",
+                *QUANTILES,
+                *([f"{ours}: times as fast"] if beside else []),
+                *(self.heads[1:] if joined else []),
             ]
+            rows = []
+            for name, times in self.times.items():
+                ratio = beside.get(name)
+                told = [self._told(ratio) if ratio else ""] if beside else []
+                more = cells.get(name, [""] * len(self.heads[1:])) if joined else []
+                rows.append([name, *(_time(times[q]) for q in QUANTILES), *told, *more])
             parts.append(_grid(heads, rows))
         if self.cells and not joined:
             parts.append(_grid(self.heads, self.cells))
-        told = [f"- {name}: {_fact(value)}" for name, value in self.facts.items()]
-        for ratio in bars:
-            verdict = self._verdict(ratio)
-            told.append(f"- {ratio['what']}: {_number(ratio['value'])}" + f" ({verdict})" * bool(verdict))
-        parts += ["\n".join(told)] if told else []
+        others = [[r["what"], self._told(r)] for r in self.ratios if r not in beside.values()]
+        if others or self.facts:
+            parts.append(_grid(["", "also"], [*([n, _fact(v)] for n, v in self.facts.items()), *others]))
         return "\n\n".join([*parts, *(f"*{note[0].upper()}{note[1:]}.*" for note in self.notes)])
 
-    def _beside(self) -> tuple[str, dict[str, str], list[dict[str, Any]]]:
-        """Return the row of ours, what a column can say of the others, and the other ratios.
-
-        It can where one row is compared with others; where several are, each comparison has a line.
-        """
-        found, others = {}, []
-        parted = [(ratio, *compared(ratio["what"])) for ratio in self.ratios]
-        ours = next((mine for _, mine, name in parted if name in self.times), "")
-        for ratio, mine, name in parted:
-            if mine == ours and name in self.times:
-                verdict = self._verdict(ratio)
-                found[name] = _number(ratio["value"]) + f" ({verdict})" * bool(verdict)
-            else:
-                others.append(ratio)
-        return ours, found, others
+    def _told(self, ratio: dict[str, Any]) -> str:
+        return _number(ratio["value"]) + _bracketed(self._verdict(ratio), " ({})")
 
     def _verdict(self, ratio: dict[str, Any]) -> str:
         for key, words in (("at_most", "at most"), ("at_least", "at least")):
@@ -150,17 +150,19 @@ class Table:
         return ""
 
 
-def compared(what: str) -> tuple[str, str]:
-    """Return the row of ours and the other one that a ratio of `faster` is of; "" for any other ratio."""
-    ours, found, rest = what.partition(": times as fast as ")
-    other = re.sub(r"( \(p90 [^)]*\))?, median.*$", "", rest)
-    return (ours, other) if found else ("", "")
+def _bracketed(text: str, form: str) -> str:
+    return form.format(text) if text else ""
+
+
+def _aligned(grid: list[list[str]]) -> list[str]:
+    """Return the lines of a grid, the first column to the left."""
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    return ["  ".join([f"  {row[0]:{widths[0]}}", *map(str.rjust, row[1:], widths[1:])]) for row in grid]
 
 
 def _grid(heads: list[str], rows: list[list[str]]) -> str:
-    line = "| --- |" + " ---: |" * (len(heads) - 1)
-    told = ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in [heads, *rows]]
-    return "\n".join([told[0], line, *told[1:]])
+    told = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [heads, *rows]]
+    return "\n".join([told[0], "| --- |" + " ---: |" * (len(heads) - 1), *told[1:]])
 
 
 def _number(value: float) -> str:

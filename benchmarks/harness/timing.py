@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-__all__ = ["QUANTILES", "in_turn", "quantiles", "seconds"]
+__all__ = ["QUANTILES", "in_turn", "passes", "quantiles", "seconds", "stamps", "turns"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -53,6 +53,37 @@ def in_turn(
                 call()
                 row[i] = clock() - start
     return {name: times.ravel() for name, times in taken.items()}
+
+
+def turns(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
+    """Return what each call returns at each of its turns: those that time themselves, and are not warmed up."""
+    found: dict[str, list[Any]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            found[name].append(call())
+    return found
+
+
+def stamps(batches: Iterable[Any]) -> list[float]:
+    """Return when a pass began, and when each batch had come."""
+    at = [perf_counter()]
+    for batch in batches:
+        at.append(perf_counter())
+        del batch
+    return at
+
+
+def passes(
+    calls: Mapping[str, Callable[[int], Iterable[Any]]], workers: int, rounds: int, group: int
+) -> dict[str, Array]:
+    """Return the seconds per batch of each, over all passes, without the first batches of each."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, batches in calls.items():
+            # The second batch was begun while the first was awaited; and the last is smaller.
+            came = stamps(batches(workers))[1:-1]
+            taken[name].extend(np.diff(came[group if workers else 0 :: group]) / group)
+    return {name: np.array(times) for name, times in taken.items()}
 
 
 def quantiles(times: Any) -> dict[str, float]:

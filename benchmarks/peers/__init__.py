@@ -1,1 +1,1 @@
-"""Other libraries, each filled with our episodes."""
+"""Other libraries: one adapter each, all with the protocol of `base.Peer`: make, add, sample, close."""

@@ -1,8 +1,8 @@
-"""The viewer: its first paint, its scrolling, its films, and what a collector pays for one who watches.
+"""How fast is the viewer? Its first paint, its scrolling, its films, and what a collector pays for one who watches.
 
 python -m ringmap view FOLDER      a process of its own
 Chromium                           opens it, scrolls, steps; skipped where there is none
-python -m benchmarks.questions.viewer DIR    a collector, which is told when to write how much
+a collector                        a process that is told when to write how much
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -26,6 +27,7 @@ import numpy as np
 
 from benchmarks.harness.data import fill, states
 from benchmarks.harness.place import Place
+from benchmarks.harness.processes import process
 from benchmarks.harness.table import Table
 from ringmap import ReplayBuffer
 
@@ -45,11 +47,13 @@ CanvasRenderingContext2D.prototype.drawImage = function (...given) {
   draw.apply(this, given);
   for (const call of window.drawn.splice(0)) call(performance.now());
 };
-window.pressed = (key) => new Promise((done) => {
+window.after = (act) => new Promise((done) => {
   const start = performance.now();
   window.drawn.push((end) => done(end - start));
-  document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  act();
 });
+window.pressed = (key) => window.after(() =>
+  document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true })));
 window.stepped = async (count, waited) => {
   const times = [];
   for (let i = 0; i < count; i++) {
@@ -58,9 +62,8 @@ window.stepped = async (count, waited) => {
   }
   return times;
 };
-window.jumped = (step) => new Promise((done) => {
-  const start = performance.now(), slider = document.querySelector("input[type=range]");
-  window.drawn.push((end) => done(end - start));
+window.jumped = (step) => window.after(() => {
+  const slider = document.querySelector("input[type=range]");
   slider.value = String(step);
   slider.dispatchEvent(new Event("input"));
 });
@@ -73,44 +76,46 @@ by => new Promise((done) => {
 """
 
 
-def run(place: Place) -> list[Table]:
+def viewer(place: Place) -> Iterator[Table]:
     """Measure the page, where a browser is installed, and a collector beside one who follows."""
     missing = [n for n in ("starlette", "uvicorn", "typer") if importlib.util.find_spec(n) is None]
     if missing:
-        return [Table(f"viewer: left out, not installed: {', '.join(missing)}")]
-    with place.folder() as folder:
-        return [_page(place, folder), _collector(place, folder)]
+        yield Table(f"viewer: left out, not installed: {', '.join(missing)}")
+        return
+    yield _page(place, place.new_folder())
+    yield _collector(place, place.new_folder())
 
 
 def _page(place: Place, folder: Path) -> Table:
-    count = place.size(1_000_000, 2_000, 100_000)
+    count, length = place.size(1_000_000, 2_000, 100_000), place.size(LENGTH, 40)
     table = Table(f"the page of a ring of {count:,} episodes, in Chromium; films of {LENGTH} steps")
     if not CHROMIUM or importlib.util.find_spec("playwright") is None:
         table.notes.append("left out: Chromium or Playwright is not installed")
         return table
     from playwright.sync_api import sync_playwright
 
-    ring, small, large = folder / "ring", folder / "small", folder / "large"
-    with ReplayBuffer(count * STEPS, path=ring, sync_every_s=0) as buffer:
-        fill(buffer, states(STEPS), count)
-    rng = np.random.default_rng(0)
-    length = place.size(LENGTH, 40)
-    for path, (high, wide) in ((small, (64, 64)), (large, (480, 640))):
-        with ReplayBuffer(length, path=path) as buffer:
+    ring, rng = folder / "ring", np.random.default_rng(0)
+    fill(ReplayBuffer(count * STEPS, path=ring, sync_every_s=0), states(STEPS), count).close()
+    for high, wide in ((64, 64), (480, 640)):
+        with ReplayBuffer(length, path=folder / f"{high}") as buffer:
             buffer.write_episode({"pixels": _film(rng, length, high, wide)})
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+
+        def opened(address: str, what: str = f"p/{_key(ring)}", script: str = "") -> Any:
+            page = browser.new_context(viewport={"width": 1100, "height": 800}).new_page()
+            page.add_init_script(script)
+            page.goto(f"{address}#/{what}")
+            return page
+
         painted: dict[str, list[float]] = {}
 
         def paint(address: str) -> None:
             for name in ("first paint, the server just started", "first paint, once more"):
-                context = browser.new_context(viewport={"width": 1100, "height": 800})
-                page = context.new_page()
-                page.add_init_script(FIRST_ROW)
-                page.goto(f"{address}#/p/{_key(ring)}")
+                page = opened(address, script=FIRST_ROW)
                 page.wait_for_function("() => window.firstRow")
                 painted.setdefault(name, []).append(page.evaluate("window.firstRow") / 1000)
-                context.close()
+                page.context.close()
 
         for _ in range(place.size(7, 0, 3)):
             with _server(ring) as address:
@@ -120,31 +125,22 @@ def _page(place: Place, folder: Path) -> Table:
                 paint(address)
             table.add_all(painted)
             for name in painted:
-                table.bar(f"{name}, median s", table.times[name]["median"], at_most=1)
-            page = browser.new_context(viewport={"width": 1100, "height": 800}).new_page()
-            page.goto(f"{address}#/p/{_key(ring)}")
+                table.limit(name, "s", at_most=1)
+            page, scrolling = opened(address), "scrolling, script a frame"
             page.wait_for_selector("#row0")
-            table.add("scrolling, script a frame", _scrolled(page, place.size(300, 5, 100)))
-            table.bar(
-                "scrolling, script a frame, median ms",
-                1000 * table.times["scrolling, script a frame"]["median"],
-                at_most=16,
-            )
-            for name, path, most in (("64x64", small, 10), ("640x480", large, 40)):
-                page = browser.new_context().new_page()
-                page.add_init_script(DRAWN)
-                page.goto(f"{address}#/p/{_key(path)}/e/0")
+            table.add(scrolling, _scrolled(page, place.size(300, 5, 100)))
+            table.limit(scrolling, "ms", at_most=16)
+            for high, name, most in ((64, "64x64", 10), (480, "640x480", 40)):
+                page = opened(address, f"p/{_key(folder / f'{high}')}/e/0", DRAWN)
                 page.wait_for_selector("input[type=range]")
                 page.evaluate("window.jumped(0)")
                 steps = page.evaluate("([n, w]) => window.stepped(n, w)", [length - 2, 33])
                 table.add(f"next frame of {name}, 30 a second", np.array(steps) / 1000)
-                table.bar(f"next frame of {name}, median ms", float(np.median(steps)), at_most=most)
+                table.limit(f"next frame of {name}, 30 a second", "ms", at_most=most)
                 page.reload()
                 page.wait_for_selector("input[type=range]")
-                jumps = [
-                    page.evaluate("s => window.jumped(s)", step)
-                    for step in range(length // 2, length, max(1, length // 8))
-                ]
+                ahead = range(length // 2, length, max(1, length // 8))
+                jumps = [page.evaluate("s => window.jumped(s)", step) for step in ahead]
                 table.add(f"a frame of {name} that is not loaded", np.array(jumps) / 1000)
         browser.close()
     table.notes.append(
@@ -166,6 +162,7 @@ def _film(rng: np.random.Generator, length: int, high: int, wide: int) -> Any:
 
 
 def _scrolled(page: Any, count: int) -> Any:
+    """Return the seconds of script of each frame."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable")
 
@@ -173,13 +170,11 @@ def _scrolled(page: Any, count: int) -> Any:
         metrics = session.send("Performance.getMetrics")["metrics"]
         return float(next(m["value"] for m in metrics if m["name"] == "ScriptDuration"))
 
-    times, before = [], script()
+    spent = [script()]
     for number in range(count):
         page.evaluate(SCROLLED, 120 if number % 5 else 4000)  # at times past what is loaded
-        now = script()
-        times.append((now - before) / 2)  # two frames each
-        before = now
-    return np.array(times)
+        spent.append(script())
+    return np.diff(spent) / 2  # two frames each
 
 
 def _key(path: Path) -> str:
@@ -191,13 +186,9 @@ def _server(path: Path) -> Iterator[str]:
     """Serve a folder from a process of its own, and give the address."""
     command = [sys.executable, "-m", "ringmap", "view", str(path), "--no-open", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "300"}) as server:
-        assert server.stdout is not None
-        found = None
-        while found is None:
-            line = server.stdout.readline()
-            if not line:
-                raise RuntimeError(f"{' '.join(command)}: ended")
-            found = re.search(r"http://\S+", line)
+        found = next((found for line in server.stdout or () if (found := re.search(r"http://\S+", line))), None)
+        if found is None:
+            raise RuntimeError(f"{' '.join(command)}: ended")
         try:
             yield found[0]
         finally:
@@ -206,40 +197,48 @@ def _server(path: Path) -> Iterator[str]:
 
 # -- a collector -------------------------------------------------------------------------------------
 
+_LENGTH, _KEPT = 100, 5_000
+
+
+class Collector:
+    """Writes as many episodes as it is told."""
+
+    def __init__(self, path: Path) -> None:
+        self._episodes, self._buffer = states(_LENGTH), ReplayBuffer(_KEPT * _LENGTH, path=path)
+
+    def write(self, episodes: int) -> tuple[float, float]:
+        """Write so many; return the seconds of the clock and of the processor."""
+        start, began = perf_counter(), process_time()
+        fill(self._buffer, self._episodes, episodes)
+        return perf_counter() - start, process_time() - began
+
+    def close(self) -> None:
+        """Close the ring."""
+        self._buffer.close()
+
 
 def _collector(place: Place, folder: Path) -> Table:
     """Write the same number of episodes in turns, with somebody who follows and without."""
     path, count = folder / "collected", place.size(3_000, 20, 1_500)
     table = Table(f"a collector: {count:,} episodes of {_LENGTH} steps of 64 bytes a turn, one thread")
-    command = [sys.executable, "-m", "benchmarks.questions.viewer", str(path)]
-    walls: dict[str, list[float]] = {"alone": [], "beside one who follows": []}
-    works: dict[str, list[float]] = {name: [] for name in walls}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-
-        def turn(episodes: int) -> tuple[float, float]:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            print(episodes, file=child.stdin, flush=True)
-            wall, work = child.stdout.readline().split()
-            return float(wall), float(work)
-
-        turn(2 * place.size(_KEPT, 10))  # the ring is full: each episode evicts one
+    beside = "beside one who follows"
+    found: dict[str, list[tuple[float, float]]] = {"alone": [], beside: []}
+    with process(Collector, path, method=place.method) as collector:
+        collector("write", 2 * place.size(_KEPT, 10))  # the ring is full: each episode evicts one
         with _server(path) as address:
+            ways: dict[str, Callable[[], Any]] = {"alone": contextlib.nullcontext}
+            ways[beside] = partial(_following, address, _key(path))
             for number in range(place.size(40, 1, 16)):
-                for name in walls if number % 2 else reversed(walls):
-                    with _Follower(address, _key(path)) if name != "alone" else contextlib.nullcontext():
-                        wall, work = turn(count)
-                    walls[name].append(wall / count)
-                    works[name].append(work / count)
-        child.stdin.close()
-    table.add_all(walls)
-    table.add_all({f"{name}, processor time": times for name, times in works.items()})
-    for what, times in (("time", walls), ("processor time", works)):
-        alone, beside = (np.array(times[name]) for name in walls)
-        pairs = beside / alone
-        low, high = _interval(pairs)
+                for name in found if number % 2 else reversed(found):
+                    with ways[name]():
+                        found[name].append(collector("write", count))
+    taken = {name: np.array(both) / count for name, both in found.items()}
+    for at, (what, mark) in enumerate((("time", ""), ("processor time", ", processor time"))):
+        table.add_all({name + mark: both[:, at] for name, both in taken.items()})
+        pairs = taken[beside][:, at] / taken["alone"][:, at]
+        # The 95 % interval of the median, by resampling.
+        drawn = np.random.default_rng(0).choice(pairs, (2000, len(pairs)))
+        low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
         table.fact(f"{what}, interval of the median of pairs", f"{low:.3f} to {high:.3f}")
         table.bar(f"{what} beside one who follows / alone, median of pairs", float(np.median(pairs)), at_most=1.03)
     table.notes.append(
@@ -248,55 +247,24 @@ def _collector(place: Place, folder: Path) -> Table:
     return table
 
 
-def _interval(pairs: Any) -> tuple[float, float]:
-    """Return the 95 % interval of the median, by resampling."""
-    drawn = np.random.default_rng(0).choice(pairs, (2000, len(pairs)))
-    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
-    return float(low), float(high)
+@contextlib.contextmanager
+def _following(address: str, key: str) -> Iterator[None]:
+    """Read the events of a place, and do nothing else."""
+    port, token = re.search(r":(\d+)/\?token=(\S+)", address).groups()  # type: ignore[union-attr]
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
+    connection.request("GET", f"/api/events?p={key}", headers={"Cookie": f"ringmap-{port}={token}"})
+    reply = connection.getresponse()
+    assert reply.status == 200
 
-
-class _Follower:
-    """A client that reads the events of a place, and nothing else."""
-
-    def __init__(self, address: str, key: str) -> None:
-        port, token = re.search(r":(\d+)/\?token=(\S+)", address).groups()  # type: ignore[union-attr]
-        self.connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
-        self.connection.request("GET", f"/api/events?p={key}", headers={"Cookie": f"ringmap-{port}={token}"})
-        self.reply = self.connection.getresponse()
-        assert self.reply.status == 200
-        self.events = 0
-        self.thread = threading.Thread(target=self._read, daemon=True)
-
-    def _read(self) -> None:
+    def read() -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            while self.reply.readline():
-                self.events += 1
+            while reply.readline():
+                pass
 
-    def __enter__(self) -> _Follower:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sock = self.connection.sock
-        with contextlib.suppress(OSError, AttributeError):
-            sock.shutdown(2)
-        self.thread.join(5)
-        self.connection.close()
-
-
-_LENGTH, _KEPT = 100, 5_000
-
-
-def collect(path: str) -> None:
-    """Write as many episodes as each line says, and tell the seconds."""
-    episodes = states(_LENGTH)
-    with ReplayBuffer(_KEPT * _LENGTH, path=path) as buffer:
-        for line in sys.stdin:
-            start, began = perf_counter(), process_time()
-            for _ in range(int(line)):
-                buffer.write_episode(next(episodes))
-            print(perf_counter() - start, process_time() - began, flush=True)
-
-
-if __name__ == "__main__":
-    collect(sys.argv[1])
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    yield
+    with contextlib.suppress(OSError, AttributeError):
+        connection.sock.shutdown(2)
+    thread.join(5)
+    connection.close()

@@ -1,16 +1,14 @@
 import json
 import re
 import shutil
-from functools import partial
 
 import pytest
 
-from benchmarks.harness.page import put_tables
-from benchmarks.harness.summary import put_in
+from benchmarks.harness.pages import publish, put_in, put_tables, summary_of
+from benchmarks.harness.plots import PLOTS
 from benchmarks.harness.table import Table
 from benchmarks.harness.timing import QUANTILES
 from tests import ROOT
-from tests.house import PYTHON, run
 
 EXAMPLES = {ROOT / "examples/main_job.py", *(ROOT / "examples").glob("*.py")}
 EXAMPLES -= {ROOT / "examples/sb3_curves.py"}  # tests/peers/test_sb3.py runs it, where Stable-Baselines3 is installed
@@ -36,20 +34,21 @@ def test_benchmarks_run(forked, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "all.py").write_text(BENCHMARKS)
     forked.run("all.py", "--tiny", "--out", "results", "--scratch", ".", cwd=tmp_path)
-    benchmark = partial(run, PYTHON, "-m", cwd=tmp_path)
-    for page in (ROOT / "docs/performance").glob("*.md"):
-        shutil.copy(page, tmp_path)
-    benchmark("benchmarks.harness.page", "results", *(page.name for page in tmp_path.glob("*.md")))
+    shutil.copytree(ROOT / "docs/performance", tmp_path / "docs/performance")
+    (tmp_path / "docs/assets").mkdir()
+    shutil.copy(ROOT / "README.md", tmp_path)
+    publish(tmp_path / "results", tmp_path)
     for page in (ROOT / "docs/performance").glob("*.md"):
         places = page.read_text().count("<!-- benchmark: ")
-        told = (tmp_path / page.name).read_text()
+        told = (tmp_path / "docs/performance" / page.name).read_text()
         assert told.count("<!-- benchmark: ") == told.count("<!-- end -->") == places
         assert not places or told != page.read_text()
-    told = benchmark("benchmarks.harness.summary", "results")
+    plots = {path.name for path in (tmp_path / "docs/assets").glob("*.svg")}
+    assert plots == {f"{name}.svg" for name in PLOTS}
+    told, readme = summary_of(tmp_path / "results"), (ROOT / "README.md").read_text()
     assert len(told.splitlines()) == 2 + 11
-    readme = (ROOT / "README.md").read_text()
-    assert put_in(readme, told.strip()).count(told.strip()) == 1
-    assert put_in(put_in(readme, told.strip()), "| none |") == put_in(readme, "| none |")
+    assert (tmp_path / "README.md").read_text() == put_in(readme, told)
+    assert put_in(put_in(readme, told), "| none |") == put_in(readme, "| none |")
 
 
 PAGE = """# Rollouts
@@ -95,4 +94,4 @@ def test_a_table_names_what_is_faster_in_a_column():
     told = table.markdown()
     assert "| b: times as fast |" in told
     assert "| a | 1.00 s | 1.00 s | 1.00 s | 1 (at least 2: MISSED) |" in told
-    assert "- c / a, median: 1 (at most 3: met)" in told
+    assert "| c / a, median | 1 (at most 3: met) |" in told

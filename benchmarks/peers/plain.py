@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["fancy", "hinted", "threaded"]
+__all__ = ["direct", "fancy", "hinted", "threaded"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Draw = Callable[[], Array]
@@ -67,3 +67,21 @@ def threaded(path: Path, small: Mapping[str, Array], draw: Draw, threads: int = 
 
         list(pool.map(copy, pairwise(bounds)))
         yield {"pixels": out, **{name: values[rows] for name, values in small.items()}}
+
+
+def direct(path: Path, nbytes: int, draw: Draw, threads: int = 32) -> Callable[[], object]:
+    """Return the disk's own random reads: past the page cache, 32 clips at a time, nothing else done.
+
+    `nbytes`: of a row.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+    except OSError:  # tmpfs
+        fd = os.open(path, os.O_RDONLY)
+    rows = draw()
+    pool, spaces = ThreadPoolExecutor(threads), [mmap.mmap(-1, rows.shape[1] * nbytes + 4096) for _ in rows]
+
+    def read(space: mmap.mmap, row: int) -> None:
+        os.preadv(fd, [space], row * nbytes & ~4095)
+
+    return lambda: list(pool.map(read, spaces, draw()[:, 0].tolist()))

@@ -15,7 +15,6 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,64 +25,52 @@ from torch.utils.data import DataLoader, RandomSampler
 from benchmarks.harness.place import Place
 from benchmarks.harness.table import Table
 from benchmarks.harness.timing import in_turn
+from benchmarks.peers.base import release
 from ringmap.data import ReplayBuffer, get_format, load_dataset
 
-__all__ = ["run"]
+__all__ = ["exits"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Call = Callable[[], Any]
 
 HISTORY, BATCH, FPS = 4, 64, 10
 
 
-def run(place: Place) -> list[Table]:
+def exits(place: Place) -> Iterator[Table]:
     """Time each library's loader and ours in turn."""
-    table = Table(f"a batch of {BATCH}, one process, medians")
-    with (
-        place.folder() as folder,
-        warnings.catch_warnings(),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
+    table = Table(
+        f"a batch of {BATCH}, one process, medians",
+        heads=["library", "its own loader, ms", "ours, ms", "times as fast"],
+    )
+    folder, found = place.new_folder(), list[tuple[float, float, str]]()
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
-        source = _filled(folder / "ring", place.size(60, 8), place.size(100, 20))
-        table.heads = ["library", "its own loader, ms", "ours, ms", "times as fast"]
-        found = list[tuple[float, float, str]]()
+        source = place.closing(_filled(folder / "ring", place.size(60, 8), place.size(100, 20)))
         for package, pair in PAIRS.items():
             if any(find_spec(name) is None for name in package.split("+")):
                 table.notes.append(f"not measured: {package} is not installed")
                 continue
-            ours, theirs = pair(folder / package, source)
-            times = in_turn({"ours": ours, "theirs": theirs}, place.size(40, 1))
-            median = {party: float(np.median(taken)) * 1e3 for party, taken in times.items()}
-            name = f"{package.split('+')[0]} {_release(package)}"
-            found.append((median["theirs"], median["ours"], name))
-        for theirs_ms, ours_ms, name in sorted(found, key=lambda one: one[0] / one[1]):
-            table.row(name, f"{theirs_ms:.2f}", f"{ours_ms:.2f}", f"{theirs_ms / ours_ms:.2f}")
-        source.close()
+            times = in_turn(
+                dict(zip(("ours", "theirs"), pair(folder / package, source), strict=True)), place.size(40, 1)
+            )
+            ours, theirs = (float(np.median(taken)) * 1e3 for taken in times.values())
+            library = package.split("+")[0]
+            found.append((theirs, ours, f"{library} {release(library)}"))
+    for theirs, ours, name in sorted(found, key=lambda one: one[0] / one[1]):
+        table.row(name, f"{theirs:.2f}", f"{ours:.2f}", f"{theirs / ours:.2f}")
     table.notes.append(
         "datasets: ours keeps decoded pictures in memory, up to 256 MiB; lerobot: films, decoded for each clip"
     )
-    return [table]
-
-
-def _release(package: str) -> str:
-    try:
-        return version(package.split("+")[0])
-    except PackageNotFoundError:
-        return ""
+    yield table
 
 
 def _filled(path: Path, episodes: int, length: int) -> ReplayBuffer:
     """Return a buffer of episodes with a picture and a vector; the vector says which step it is."""
-    rng = np.random.default_rng(0)
-    ramp = np.linspace(0, 120, 64).astype(np.uint8)
-    made = ReplayBuffer(episodes * (length + 1), path=path, history_len=HISTORY)
+    rng, ramp = np.random.default_rng(0), np.linspace(0, 120, 64).astype(np.uint8)
+    rows, steps = length + 1, np.arange(length + 1)
+    made = ReplayBuffer(episodes * rows, path=path, history_len=HISTORY)
     for number in range(episodes):
-        rows = length + 1
-        steps = np.arange(rows)
-        film = (
-            ramp[None, :, None, None] + ramp[None, None, :, None] // 2 + (3 * steps + number)[:, None, None, None] % 60
-        )
+        moved = (3 * steps + number)[:, None, None, None] % 60
+        film = ramp[None, :, None, None] + ramp[None, None, :, None] // 2 + moved
         made.write_episode(
             {
                 "pixels/top": np.broadcast_to(film, (rows, 64, 64, 3)).astype(np.uint8),
@@ -131,23 +118,18 @@ def _lerobot(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
     _write(source, "lerobot", path, fps=FPS)
     ours = load_dataset(path, num_steps=HISTORY)
     pictures = next(name for name in ours.column_names if name.endswith("top"))
-    ahead = [step / FPS for step in range(HISTORY)]
-    theirs = LeRobotDataset(
-        "us/set",
-        root=path,
-        video_backend="pyav",
-        delta_timestamps=dict.fromkeys((pictures, "observation.arm", "action"), ahead),
-    )
+    ahead = {key: [step / FPS for step in range(HISTORY)] for key in (pictures, "observation.arm", "action")}
+    theirs = LeRobotDataset("us/set", root=path, video_backend="pyav", delta_timestamps=ahead)
     assert np.array_equal(ours[5]["observation.arm"], theirs[5]["observation.arm"])
     return _shuffled(ours), _shuffled(theirs)
 
 
 def _robomimic(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
+    file = path.with_suffix(".hdf5")
     with contextlib.redirect_stdout(io.StringIO()):
         from robomimic.utils import obs_utils
         from robomimic.utils.dataset import SequenceDataset
 
-        file = path.with_suffix(".hdf5")
         _write(source, "robomimic", file)
         obs_utils.initialize_obs_utils_with_obs_specs({"obs": {"low_dim": ["arm"], "rgb": []}})
         theirs = SequenceDataset(
@@ -161,12 +143,8 @@ def _robomimic(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
             hdf5_cache_mode="low_dim",
             hdf5_use_swmr=False,
         )
-    ours = load_dataset(
-        file,
-        format="robomimic",
-        num_steps=HISTORY,
-        keys_to_load=["obs/arm", "next_obs/arm", "action", "reward", "done"],
-    )
+    keys = ["obs/arm", "next_obs/arm", "action", "reward", "done"]
+    ours = load_dataset(file, format="robomimic", num_steps=HISTORY, keys_to_load=keys)
     assert np.array_equal(ours[5]["obs/arm"], theirs[5]["obs"]["arm"])
     return _shuffled(ours), _shuffled(theirs)
 
@@ -192,8 +170,7 @@ def _datasets(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
     with contextlib.redirect_stdout(io.StringIO()):
         datasets.disable_progress_bars()
         found = datasets.load_dataset("parquet", data_dir=str(path), split="train", cache_dir=str(path / ".cache"))
-    ours = load_dataset(path, num_steps=1)
-    return _shuffled(ours), _shuffled(found.with_format("torch"))
+    return _shuffled(load_dataset(path, num_steps=1)), _shuffled(found.with_format("torch"))
 
 
 def _grain(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
@@ -202,12 +179,10 @@ def _grain(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
     import ringmap
 
     rows = ringmap.grain.source(source)
-    sampler = grain.samplers.IndexSampler(len(rows), grain.sharding.NoSharding(), shuffle=True, seed=0)
-    options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)  # more would read on in the other's turn
     loader = grain.DataLoader(
-        read_options=options,
+        read_options=grain.ReadOptions(num_threads=4, prefetch_buffer_size=4),  # more would read on in the other's turn
         data_source=rows,
-        sampler=sampler,
+        sampler=grain.samplers.IndexSampler(len(rows), grain.sharding.NoSharding(), shuffle=True, seed=0),
         operations=[grain.transforms.Batch(BATCH)],
         worker_count=0,
     )
@@ -217,8 +192,7 @@ def _grain(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
 def _torchdata(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    theirs = StatefulDataLoader(source, batch_size=BATCH, shuffle=True, drop_last=True)
-    return _shuffled(source), _next_of(theirs)
+    return _shuffled(source), _next_of(StatefulDataLoader(source, batch_size=BATCH, shuffle=True, drop_last=True))
 
 
 def _sb3(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
@@ -229,18 +203,14 @@ def _sb3(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
 
     box, discrete = spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(4)
     rng = np.random.default_rng(0)
-    buffers = [
-        Ours(2_000, box, discrete, "cpu", path=path),
-        Theirs(2_000, box, discrete, "cpu"),
-    ]
+    ours, theirs = Ours(2_000, box, discrete, "cpu", path=path), Theirs(2_000, box, discrete, "cpu")
     seen = rng.integers(0, 256, (1, 4, 84, 84), np.uint8)
     for _ in range(1_000):
         following = np.concatenate([seen[:, 1:], rng.integers(0, 256, (1, 1, 84, 84), np.uint8)], 1)
         action = rng.integers(0, 4, (1, 1))
-        for buffer in buffers:
+        for buffer in (ours, theirs):
             buffer.add(seen, following, action, np.zeros(1), np.zeros(1, bool), [{}])
         seen = following
-    ours, theirs = buffers
     return lambda: ours.sample(BATCH), lambda: theirs.sample(BATCH)
 
 
@@ -251,13 +221,10 @@ def _torchrl(path: Path, source: ReplayBuffer) -> tuple[Call, Call]:
 
     from ringmap.data import to_torchrl
 
-    rows = TensorDict(
-        {"pixels": torch.randint(0, 256, (4_000, 3, 64, 64), dtype=torch.uint8), "x": torch.rand(4_000, 8)}, [4_000]
-    )
-    ring = ReplayBuffer(8_000, path=path / "ring")
-    ours = to_torchrl(ring, batch_size=BATCH)
+    columns = {"pixels": torch.randint(0, 256, (4_000, 3, 64, 64), dtype=torch.uint8), "x": torch.rand(4_000, 8)}
+    ours = to_torchrl(ReplayBuffer(8_000, path=path / "ring"), batch_size=BATCH)
     theirs = TensorDictReplayBuffer(storage=LazyMemmapStorage(4_000, scratch_dir=path / "theirs"), batch_size=BATCH)
-    for part in rows.split(400):
+    for part in TensorDict(columns, [4_000]).split(400):
         ours.extend(part)
         theirs.extend(part)
     return ours.sample, theirs.sample
