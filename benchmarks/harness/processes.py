@@ -123,6 +123,7 @@ def once(function: Callable[..., Any], *args: Any, method: str = "spawn", limit:
 
 
 def _serve(pipe: Connection, make: Callable[..., Any], args: tuple[Any, ...], limit: int) -> None:
+    multiprocessing.set_start_method(None, force=True)  # its workers start as they do anywhere, not as it was started
     # Before anything is written: what a process has mapped from before stays in memory whatever is asked.
     limited = limit_memory(limit) if limit else True
     made, error = None, None
