@@ -1,9 +1,9 @@
 """kill -9 and Ctrl-C anywhere: what is there afterwards is a committed state.
 
 A kill leaves what was changed before it: so it is tried after each change of a recorded script, and within each write,
-by `harness.Campaign`. That the record misses nothing is tried with processes that are killed: before system calls, at
-lines, from outside. An interrupt is raised where CPython looks for signals, and the process goes on. By default a
-sample runs; all of it:
+by `harness.Campaign`. That the record misses nothing is tried with what is on the disk at each line of the package, and
+with processes that are killed: before system calls, at lines, from outside. An interrupt is raised where CPython looks
+for signals, and the process goes on. By default a sample runs; all of it:
 
     python -m pytest -m campaign tests/faults/crash/test_kill.py -s
 """
@@ -11,8 +11,10 @@ sample runs; all of it:
 import contextlib
 import gc
 import itertools
+import marshal
 import os
 import random
+import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
+import xxhash
 
 from ringmap.errors import LockedError, RingmapError
 from ringmap.testing import kills
@@ -28,9 +31,9 @@ from tests.faults.crash import test_groups, test_parts, test_updates
 from tests.faults.crash.cases import SCHEMA, Case, Session
 from tests.faults.crash.harness import Campaign, Draw, Violation, crash, read_tree
 from tests.faults.crash.kill import planted
-from tests.faults.crash.kill.blows import AfterCall, AtLine, interrupt, kill
+from tests.faults.crash.kill.blows import PACKAGE, AfterCall, AtLine, interrupt, kill
 from tests.faults.crash.kill.forks import run
-from tests.faults.crash.recording import materialise
+from tests.faults.crash.recording import Model, materialise, same_ids
 from tests.faults.crash.test_power import SESSIONS, _quiet
 from tests.tiers import few
 
@@ -194,6 +197,146 @@ def test_control_no_lock(crash, monkeypatch):
     planted.no_lock(monkeypatch)
     with pytest.raises(BaseException):  # noqa: B017, PT011 - whatever two writers do to one another
         assert let_in(crash, 5) == []
+
+
+# -- kills at each line ------------------------------------------------------------------------------
+
+
+class EachLine(AtLine):
+    """Reads at each line of the package what is below a folder, as another process reads it: so a kill there leaves it.
+    With `at`, it is a real kill.
+
+    `sums`: of the folder, line by line. `disks`: what differs: (sum, what is expected of it, whether the power was cut
+    before) -> (place, tree).
+    """
+
+    paths = (f"{PACKAGE}{os.sep}",)
+
+    def __init__(self, subject, at=-1):
+        super().__init__(at, kill)
+        self.subject, self.sums, self.disks = subject, [], {}
+
+    def here(self, place, possible=True):
+        super().here(place)
+        if self.at < 0:
+            subject, tree = self.subject, read_tree(self.subject.root)
+            self.sums.append(sum_of(tree))
+            self.disks.setdefault((self.sums[-1], len(subject.expects) - 1, subject.cut), (place, tree))
+
+
+def sum_of(tree):
+    return xxhash.xxh3_64_hexdigest(marshal.dumps(tree, 2))
+
+
+class Lines:
+    """Judges what a kill at each line of a case leaves: once what two lines leave alike.
+
+    `turns`: how many of these disks, and of those that a power cut after a change leaves, are opened at each line in
+    turn.
+    """
+
+    def __init__(self, monkeypatch, folder, kind, case, seed=0, turns=0):
+        self.patch, self.folder, self.seed, self.rng = monkeypatch, folder, seed, random.Random(seed)
+        kind.make_small(monkeypatch, case)
+        if not issubclass(kind, Session):  # whether a group is late depends on the clock
+            monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+        self.kind, self.case, self.lines, self.disks, self.real = kind, kind.suited(case), 0, 0, 0
+        self.campaign = Campaign(str(folder), random.Random(seed), session=kind, share=0, halves=True)
+        self.play()  # what is done but once
+        self.first, self.blow = self.play(-1)
+        self.judge(self.first, self.blow, 0)
+        for tree, expect, cut in self.to_open(turns):
+            self.judge(*self.play(-1, (tree, expect, cut)), 1)
+
+    def play(self, at=0, left=None, root=None):
+        """Make the calls of the case under a blow, or open what is left; return the subject and the blow."""
+        tree, expect, cut = left or ({}, self.kind.nothing(self.case), False)
+        root = root or self.campaign._new_root(tree)
+        victim = self.kind(self.case, root, tree, 1 + cut, expect, cut)
+        blow = EachLine(victim, at)
+        with self.patch.context() as patch:
+            same_ids(patch, self.seed)
+            patch.setattr(time, "time_ns", lambda: 10**18)
+            gc.disable()  # its lines would be counted
+            try:
+                victim.blows = [blow] if at else []
+                if left:
+                    victim.inherit(self.first, expect, cut)
+                    victim.open()
+                else:
+                    victim.open()
+                    victim.play(random.Random(self.seed))
+                victim.blows = []
+                victim.kill()
+            finally:
+                gc.enable()
+        return victim, blow
+
+    def judge(self, subject, blow, depth):
+        self.lines += blow.count
+        self.disks += len(blow.disks)
+        self.campaign.seen.clear()
+        for (_, expect, cut), (place, tree) in blow.disks.items():
+            prefix = -1 if cut else subject.opened_at
+            try:
+                self.campaign.examine(subject, tree, subject.expects[expect][1], False, prefix, depth)
+            except Violation as violation:
+                raise Violation(f"{place}: {violation}") from violation.__cause__
+
+    def to_open(self, count):
+        """Yield disks that are left: by a kill, and by a power cut."""
+        known = [(tree, self.first.expects[expect][1], False) for (_, expect, _), (_, tree) in self.blow.disks.items()]
+        yield from self.rng.sample(known, min(count, len(known)))
+        log = self.first.disk.log
+        prefixes = range(self.first.explored_from, len(log) + 1)
+        chosen, model = self.rng.sample(prefixes, min(count, len(prefixes))), Model({})
+        for prefix, entry in enumerate([None, *log]):
+            if entry:
+                model.apply(entry)
+            if prefix in chosen:
+                yield model.crash(self.rng), self.first.expect_at(prefix), True
+
+    def kill_really(self, count):
+        """Kill a process at so many lines: it leaves what was read there."""
+        for at in self.rng.sample(range(1, self.blow.count + 1), min(count, self.blow.count)):
+            root = self.campaign._new_root({})
+            assert died(lambda say, at=at, root=root: self.play(at, root=root))
+            assert sum_of(read_tree(root)) == self.blow.sums[at - 1], f"line {at} of {self.blow.count}: another disk"
+            shutil.rmtree(root)
+            self.real += 1
+
+
+def with_storage(case, storage):
+    return Case(**{**vars(case), "storage": storage or case.storage})
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    with ram_folder() as folder:
+
+        def make(name, power=False, storage=None, **options):
+            kind, case = case_of(name, power, 1)
+            if isinstance(case, Case):
+                case = with_storage(case, storage)
+            return Lines(monkeypatch, Path(mkdtemp(dir=folder)), kind, case, 1, **options)
+
+        yield make
+
+
+@pytest.mark.parametrize("name", few(["clear", "birth with columns", "ends", "transitions"], 1))
+def test_what_each_line_leaves(lines, name):
+    found = lines(name, turns=1)
+    found.kill_really(3)
+    assert found.lines > 100 * found.disks > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted_one", planted.PLANTS)
+def test_control_of_lines(lines, monkeypatch, planted_one):
+    plant, name = planted.PLANTS[planted_one]
+    plant(monkeypatch)
+    with pytest.raises(Violation):
+        lines(name, "segment" in planted_one)
 
 
 # -- real kills --------------------------------------------------------------------------------------
@@ -491,12 +634,20 @@ class TestCampaign:
 
     @pytest.mark.parametrize("power", [False, True])
     @pytest.mark.parametrize("name", [*SCRIPTS, *OTHERS])
-    def test_every_line_and_system_call(self, victims, name, power):
+    def test_every_system_call(self, victims, name, power):
         killed = victims(name, power)
         killed.before_system_calls(1)
-        if issubclass(killed.kind, Session):
-            killed.at_lines(EVERY)
         report(f"{name}: real", killed.cases)
+
+    @pytest.mark.parametrize("storage", ["memmap", "zarr", "mixed"])
+    @pytest.mark.parametrize("power", [False, True])
+    @pytest.mark.parametrize("name", [*SCRIPTS, *OTHERS])
+    def test_every_line(self, lines, name, power, storage):
+        found = lines(name, power, storage, turns=10)
+        found.kill_really(5)
+        report(f"{name}: lines", found.lines)
+        report(f"{name}: disks that differ", found.disks)
+        report(f"{name}: lines, real kills", found.real)
 
     @pytest.mark.parametrize("blow", [AtLine, AfterCall])
     @pytest.mark.parametrize("name", [*SCRIPTS, *OTHERS])
