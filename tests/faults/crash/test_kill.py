@@ -641,7 +641,7 @@ class TestCampaign:
     def test_every_line(self, lines, name, power, storage):
         if storage != "memmap" and not issubclass(case_of(name)[0], Session):
             pytest.skip("it has memory maps only")
-        found = lines(name, power, storage, turns=10)
+        found = lines(name, power, storage, turns=3)
         found.kill_really(5)
         report(f"{name}: lines", found.lines)
         report(f"{name}: disks that differ", found.disks)
