@@ -677,7 +677,11 @@ class Session(Subject):
         if self.case.given:
             self.run([*self.case.given, ("reopen", "kill")])
         self.explored_from = len(self.disk.log) if self.case.warm or self.case.given else 0
+        self.prepared()
         self.run(self.case.steps)
+
+    def prepared(self):
+        """Nothing: what is explored begins."""
 
     def go_on(self, rng):
         self.run([self.draw_step(rng, self.case.max_steps, self.case.spare) for _ in range(3)])
