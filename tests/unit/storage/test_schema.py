@@ -62,6 +62,7 @@ def test_an_example_of_tuples_is_no_pair():
         ("obs", (), "<f8"),
         ("pos", (2,), "<i8"),
     ]
+    assert specs(Schema.parse({"obs": (1.0, 2.0, 3.0)})) == [("obs", (), "<f8")]
 
 
 def test_a_schema_itself():
