@@ -289,7 +289,7 @@ class Campaign:
         """Run a case and crash it after each of its changes."""
         self.seen.clear()
         self.sessions += 1
-        root = self._new_root({})
+        root = self.new_root({})
         case = self.session.suited(case)
         session = self.session(case, root, {}, 1, self.session.nothing(case), cut=False, cheats=self.cheats)
         try:
@@ -337,7 +337,7 @@ class Campaign:
         self.seen.add(key)
         self.states += 1
         self.again += depth > 0
-        root = self._new_root(tree)
+        root = self.new_root(tree)
         rng, case = self.rng, before.case
         session = self.session(case, root, tree, boot, expect, cut, depth == 0, self.cheats)
         session.inherit(before, expect, self.boots)
@@ -366,7 +366,7 @@ class Campaign:
         if goes_on:
             self.explore(session, depth + 1)
 
-    def _new_root(self, tree):
+    def new_root(self, tree):
         self.roots += 1
         root = os.path.join(self.base, f"{os.getpid()}-{id(self)}-{self.roots}")
         materialise(tree, root)

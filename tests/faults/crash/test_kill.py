@@ -249,7 +249,7 @@ class Lines:
     def play(self, at=0, left=None, root=None):
         """Make the calls of the case under a blow, or open what is left; return the subject and the blow."""
         tree, expect, cut = left or ({}, self.kind.nothing(self.case), False)
-        root = root or self.campaign._new_root(tree)
+        root = root or self.campaign.new_root(tree)
         victim = self.kind(self.case, root, tree, 1 + cut, expect, cut)
         blow = EachLine(victim, at)
         with self.patch.context() as patch:
@@ -301,7 +301,7 @@ class Lines:
     def kill_really(self, count):
         """Kill a process at so many lines: it leaves what was read there."""
         for at in self.rng.sample(range(1, self.blow.count + 1), min(count, self.blow.count)):
-            root = self.campaign._new_root({})
+            root = self.campaign.new_root({})
             assert died(lambda say, at=at, root=root: self.play(at, root=root))
             assert sum_of(read_tree(root)) == self.blow.sums[at - 1], f"line {at} of {self.blow.count}: another disk"
             shutil.rmtree(root)
