@@ -16,65 +16,6 @@ from ringmap.testing.datasets import make_episodes
 
 @pytest.mark.filterwarnings("ignore::UserWarning:minari", "ignore::UserWarning")
 def test_minari(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    minari = pytest.importorskip("minari", reason="minari is not installed")
-    import gymnasium
-    from minari.data_collector.episode_buffer import EpisodeBuffer
-
-    env = gymnasium.make("CartPole-v1")
-    env.action_space.seed(0)
-    episodes = []
-    for seed in range(3):
-        steps = [env.reset(seed=seed)[0]]
-        actions, rewards, ends = [], [], []
-        while not any(ends):
-            actions.append(env.action_space.sample())
-            state, reward, terminated, truncated, _ = env.step(actions[-1])
-            steps.append(state)
-            rewards.append(reward)
-            ends.append(terminated or truncated)
-        episodes.append(
-            EpisodeBuffer(
-                id=seed,
-                seed=seed,
-                observations=np.array(steps),
-                actions=np.array(actions),
-                rewards=rewards,
-                terminations=ends,
-                truncations=[False] * len(ends),
-                infos={},
-            )
-        )
-    minari.create_dataset_from_buffers(
-        "cartpole/test-v0",
-        episodes,
-        env=env,
-        algorithm_name="random",
-        observation_space=env.observation_space,
-        action_space=env.action_space,
-    )
-    env.close()
-    dataset = load_dataset(tmp_path / "cartpole" / "test-v0", num_steps=2)
-    assert dataset.lengths.tolist() == [len(e.rewards) for e in episodes]
-    for number, stored in enumerate(episodes):
-        got = dataset.load_episode(number)
-        assert np.array_equal(got["observation"], stored.observations[:-1])
-        assert np.array_equal(got["next_observation"], stored.observations[1:])  # T + 1 of them
-        assert np.array_equal(got["action"], stored.actions)
-        assert got["terminated"].tolist() == stored.terminations
-    assert dataset.get_episode_data()["seed"] == [0, 1, 2]
-    buf = ReplayBuffer(10_000)
-    buf.extend_from(dataset)
-    assert buf.lengths.tolist() == dataset.lengths.tolist()
-    with h5py.File(tmp_path / "cartpole/test-v0/data/main_data.hdf5", "r+") as file:
-        file["episode_1/infos/extra"] = np.zeros(len(episodes[1].rewards) + 1)
-    dataset = load_dataset(tmp_path / "cartpole" / "test-v0")
-    with pytest.warns(UserWarning, match=r"left out: episode 1 has \['info/extra', 'next_info/extra'\]"):
-        dataset.load_episode(1)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning:minari", "ignore::UserWarning")
-def test_minari_texts(tmp_path, monkeypatch):
     """Instructions, a `Text` space within a `Dict`, as Minari's language tasks have them."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     minari = pytest.importorskip("minari", reason="minari is not installed")
@@ -86,6 +27,7 @@ def test_minari_texts(tmp_path, monkeypatch):
     episodes = [
         EpisodeBuffer(
             id=number,
+            seed=number,
             observations={"mission": texts, "at": np.full((len(texts), 2), number, np.float32)},
             actions=["a b"] * (len(texts) - 1),
             rewards=[0.0] * (len(texts) - 1),
@@ -104,10 +46,17 @@ def test_minari_texts(tmp_path, monkeypatch):
         assert got["observation/mission"].tolist() == texts[:-1]
         assert got["next_observation/mission"].tolist() == texts[1:]
         assert got["action"].tolist() == ["a b"] * (len(texts) - 1)
+        assert got["observation/at"].tolist() == [[number] * 2] * (len(texts) - 1)
+        assert not got["terminated"].any() and len(got["reward"]) == len(texts) - 1
+    assert dataset.lengths.tolist() == [3, 2] and dataset.get_episode_data()["seed"] == [0, 1]
     buf = ReplayBuffer(100)
     buf.extend_from(dataset)  # wider than the first episode's
     for number, texts in enumerate(missions):
         assert buf.load_episode(number)["next_observation/mission"].tolist() == texts[1:]
+    with h5py.File(tmp_path / "words/test-v0/data/main_data.hdf5", "r+") as file:
+        file["episode_1/infos/extra"] = np.zeros(3)
+    with pytest.warns(UserWarning, match=r"left out: episode 1 has \['info/extra', 'next_info/extra'\]"):
+        load_dataset(tmp_path / "words" / "test-v0").load_episode(1)
     monkeypatch.setattr(guard, "LARGEST_ROW", 100)
     monkeypatch.setattr(guard, "_COUNTED", 1 / 1000)
     with pytest.raises(CorruptError, match="texts of up to 42 bytes"):  # as many as one heap may stand for

@@ -414,10 +414,6 @@ def test_lanes_that_begin_again_at_the_very_same_place_do_not_go_on():
     assert buf.sample(6)["rewards"].tolist() == [2, 1, 2, 1, 2, 1]
 
 
-def test_length_of_is_spread():
-    assert {length_of(e, k, s)[0] for e in range(3) for k in range(9) for s in range(9)} == set(range(1, 7))
-    ends = {length_of(e, k, s)[1:] for e in range(3) for k in range(9) for s in range(9)}
-    assert {(True, False), (False, True)} <= ends
 
 
 class Names(gymnasium.Env):
