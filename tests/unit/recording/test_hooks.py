@@ -9,7 +9,7 @@ from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.errors import InputError
 from ringmap.recording import ReplayBufferCollectionWrapper
 from tests.unit.recording.reading import assert_transitions, transition_buffer
-from tests.unit.recording.scripted import KINDS, Model, Scripted, code, length_of
+from tests.unit.recording.scripted import KINDS, Model, Scripted, code
 from tests.unit.recording.test_construction import vector
 
 NINE = {
@@ -412,8 +412,6 @@ def test_lanes_that_begin_again_at_the_very_same_place_do_not_go_on():
         env.step(0)
         env.step(0)
     assert buf.sample(6)["rewards"].tolist() == [2, 1, 2, 1, 2, 1]
-
-
 
 
 class Names(gymnasium.Env):
