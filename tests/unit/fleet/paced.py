@@ -1,5 +1,6 @@
 """Collectors and learners as processes, which say what they did through a pipe."""
 
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -14,11 +15,11 @@ COMMIT, BATCH = 20, 64
 
 
 def collect(path, name, commits, pipe=None, is_killed=False, **options):
-    """Write so many commits; say what is inserted and drawn after each; be killed in the middle of the last one, if
-    asked for."""
+    """Write so many commits, or until killed; say what is inserted and drawn after each; be killed in the middle of
+    the last one, if asked for."""
     pace = Pace(path, **{**NUMBERS, **options})
     buf = ReplayBuffer(1000, path=f"{path}/{name}")
-    for _ in range(commits):
+    for _ in itertools.count() if commits is None else range(commits):
         with pace.insert(COMMIT, buf.flush):
             buf.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
             if pipe is not None:  # nobody else commits or draws now
@@ -28,28 +29,10 @@ def collect(path, name, commits, pipe=None, is_killed=False, **options):
     buf.close()
 
 
-def collect_on(path, name, pipe, **options):
-    """Commit until killed; say what is inserted and drawn after each commit."""
-    pace = Pace(path, **{**NUMBERS, **options})
-    buf = ReplayBuffer(1000, path=f"{path}/{name}")
-    while True:
-        with pace.insert(COMMIT, buf.flush):
-            buf.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
-            pipe.send((pace.inserted, pace.drawn))
-
-
-def learn_on(path, rank, pipe, **options):
-    """Draw until killed; say after each draw what was inserted and drawn at the last one, this or another learner's."""
-    pace = Pace(path, **{**NUMBERS, **options}, rank=rank)
-    while True:
-        pace.draw(BATCH)
-        pipe.send(seen_by_learner(path))
-
-
 def learn(path, batches, pipe=None, **options):
-    """Draw so many batches; say what it saw of the rings at each, and what is drawn."""
+    """Draw so many batches, or until killed; say what it saw of the rings at each, and what is drawn."""
     pace = Pace(path, **{**NUMBERS, **options})
-    for _ in range(batches):
+    for _ in itertools.count() if batches is None else range(batches):
         pace.draw(BATCH)
         pipe.send(seen_by_learner(path))
     pace.close()

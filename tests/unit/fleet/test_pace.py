@@ -25,17 +25,7 @@ from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
 from ringmap.storage.inspect.describe import facts_of
 from ringmap.testing.kills import killed_after, reason_why_not
-from tests.unit.fleet.paced import (
-    BATCH,
-    COMMIT,
-    NUMBERS,
-    collect,
-    collect_on,
-    learn,
-    learn_and_hold,
-    learn_on,
-    seen_by_learner,
-)
+from tests.unit.fleet.paced import BATCH, COMMIT, NUMBERS, collect, learn, learn_and_hold, seen_by_learner
 
 SLACK = 0.5 * 4 * 400  # in steps drawn
 
@@ -57,9 +47,15 @@ def process(target, *args, **options):
         child.join()
 
 
-def write(buf, pace, count=COMMIT):
-    with pace.insert(count, buf.flush):
+def fill(buf, times=1, count=COMMIT):
+    for _ in range(times):
         buf.write_episode({"obs": np.zeros((count, 2), np.float32)})
+
+
+def write(buf, pace, count=COMMIT, times=1):
+    for _ in range(times):
+        with pace.insert(count, buf.flush):
+            fill(buf, count=count)
 
 
 @pytest.fixture
@@ -144,8 +140,7 @@ def in_thread(work):
 
 def test_control_without_waits_the_ratio_is_lost(tmp_path, ring):
     pace = NoPace(tmp_path, **NUMBERS)
-    for _ in range(40):
-        write(ring, pace)
+    write(ring, pace, times=40)
     assert ahead(pace.inserted, pace.drawn) > SLACK
     in_thread(lambda: [pace.draw(BATCH) for _ in range(60)]).join()
     assert ahead(*seen_by_learner(tmp_path)) < -SLACK
@@ -156,15 +151,14 @@ def test_control_without_waits_the_ratio_is_lost(tmp_path, ring):
 def test_two_commits_do_not_find_the_same_room(tmp_path, ring, kind):
     """Room for one commit, and two that come at the same moment; the control lets both in."""
     learner, one, two = Pace(tmp_path, **NUMBERS), kind(tmp_path, **NUMBERS), kind(tmp_path, **NUMBERS)
-    for _ in range(29):
-        write(ring, one)
+    write(ring, one, times=29)
     in_thread(lambda: learner.draw(60)).join()
     assert SLACK - 80 < ahead(one.inserted + COMMIT, one.drawn) <= SLACK
     other, entered, after = ReplayBuffer(1000, path=tmp_path / "other"), threading.Event(), []
 
     def second():
         with two.insert(COMMIT):
-            other.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
+            fill(other)
             after.append(ahead(one.inserted, one.drawn))
             entered.set()
 
@@ -172,7 +166,7 @@ def test_two_commits_do_not_find_the_same_room(tmp_path, ring, kind):
         thread = in_thread(second)
         if kind is NoReservation:
             entered.wait()
-        ring.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
+        fill(ring)
         found = ahead(one.inserted, one.drawn)
     assert (found > SLACK) == (kind is NoReservation)
     in_thread(lambda: learner.draw(60)).join()
@@ -212,7 +206,7 @@ def test_a_commit_larger_than_the_slack_is_let_through(tmp_path, ring):
     for _ in range(4):
         with pace.insert(large, ring.flush):
             before = ahead(pace.inserted, pace.drawn)
-            ring.write_episode({"obs": np.zeros((large, 2), np.float32)})
+            fill(ring, count=large)
         assert before <= 0
     draws.join(20)
     assert (pace.inserted, pace.drawn) == (1600, BATCH + 4800)
@@ -242,14 +236,13 @@ class Ends(Impatient):
 
 def test_a_commit_that_ends_during_a_look_counts(tmp_path, ring):
     learner, one, two = (kind(tmp_path, **NUMBERS) for kind in (Pace, Pace, Ends))
-    for _ in range(29):
-        write(ring, one)
+    write(ring, one, times=29)
     in_thread(lambda: learner.draw(60)).join()
     commit = one.insert(COMMIT)
     commit.__enter__()
 
     def end():
-        ring.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
+        fill(ring)
         commit.__exit__(None, None, None)
 
     two.end = end
@@ -284,8 +277,7 @@ def test_transitions_count_before_they_are_committed(tmp_path, rings):
 def test_a_collector_waits_above_and_a_learner_below(tmp_path, pace, ring):
     """To the step: each side acts only when the other one made room."""
     with process(learn_and_hold, tmp_path) as (_, pipe):
-        for _ in range(400 // COMMIT):
-            write(ring, pace)
+        write(ring, pace, times=400 // COMMIT)
         pipe.send(BATCH)
         assert pipe.recv() == (400, BATCH), "a learner is alive from here on"
         with process(collect, tmp_path, "other", 1000) as (_, seen):
@@ -306,8 +298,7 @@ def test_a_collector_waits_above_and_a_learner_below(tmp_path, pace, ring):
 
 
 def test_two_learners_add_up(tmp_path, pace, ring):
-    for _ in range(30):
-        write(ring, pace)
+    write(ring, pace, times=30)
     with Pace(tmp_path, **NUMBERS, rank=1) as one, Pace(tmp_path, **NUMBERS, rank=2) as two:
         threads = [threading.Thread(target=lambda p=p: [p.draw(BATCH) for _ in range(9)]) for p in (one, two)]
         for thread in threads:
@@ -375,8 +366,8 @@ def paced_for(folder, seconds, seed):
     """Let two collectors and two learners, of which one is killed every second or so, go on; return what was violated,
     and counts."""
     rng = random.Random(seed)
-    sides = [Killed(collect_on, folder, name, max_ahead=0) for name in "ab"]
-    sides += [Killed(learn_on, folder, rank) for rank in (0, 1)]
+    sides = [Killed(collect, folder, name, None, max_ahead=0) for name in "ab"]
+    sides += [Killed(learn, folder, None, rank=rank) for rank in (0, 1)]
     commits, draws, kills, worst = 0, 0, [0] * 4, [0.0, 0.0]
     until, then = time.monotonic() + seconds, time.monotonic()
 
@@ -426,8 +417,7 @@ def test_campaign_of_the_slack(tmp_path):
 @pytest.mark.parametrize("how", ["deleted", "cleared", "made again", "copied"])
 def test_a_ring_takes_nothing_back(tmp_path, pace, how):
     buf = ReplayBuffer(1000, path=tmp_path / "ring")
-    for _ in range(25):
-        write(buf, pace)
+    write(buf, pace, times=25)
     thread = threading.Thread(target=pace.draw, args=(1,))  # another thread: this one collects
     thread.start()
     thread.join()
@@ -455,8 +445,7 @@ def test_a_ring_takes_nothing_back(tmp_path, pace, how):
 def test_without_a_learner_collectors_go_on_and_say_so(tmp_path, ring, caplog):
     pace = Pace(tmp_path, **NUMBERS)
     with caplog.at_level(logging.WARNING, "ringmap"):
-        for _ in range(100):
-            write(ring, pace)
+        write(ring, pace, times=100)
     assert pace.inserted == 2000
     assert (
         len(caplog.records) == 1
@@ -505,8 +494,7 @@ def test_a_draw_killed_before_every_change(tmp_path):
     while killed:
         path = tmp_path / str(changes)
         buf = ReplayBuffer(1000, path=path / "ring")
-        for _ in range(25):
-            buf.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
+        fill(buf, 25)
         killed = killed_after(changes, partial(draw_twice, path)).killed
         with Pace(path, **NUMBERS) as pace:
             before = pace.drawn
@@ -563,8 +551,7 @@ def test_one_loop_only_counts(pace, ring):
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_thread_that_filled_the_buffer_is_a_learner_afterwards(tmp_path, ring, is_open):
     pace = Pace(tmp_path, **NUMBERS, timeout_s=0.05)
-    for _ in range(400 // COMMIT):
-        write(ring, pace)
+    write(ring, pace, times=400 // COMMIT)
     if not is_open:
         ring.close()
     with pytest.raises(NoClipsError, match=r"no other collector is alive; 400 steps came in"):
@@ -581,8 +568,7 @@ def test_a_thread_that_drew_once_is_a_collector_afterwards(tmp_path, ring):
     pace = Impatient(tmp_path, **NUMBERS)
     write(ring, pace, 400)
     pace.draw(BATCH)
-    for _ in range(30):
-        write(ring, pace)
+    write(ring, pace, times=30)
     in_thread(lambda: pace.draw(BATCH)).join()
     with pytest.raises(NoRoomError):
         write(ring, pace)
@@ -591,8 +577,7 @@ def test_a_thread_that_drew_once_is_a_collector_afterwards(tmp_path, ring):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_counts_what_it_hands_out(tmp_path, pace, ring, workers):
-    for _ in range(40):
-        ring.write_episode({"obs": np.zeros((COMMIT, 2), np.float32)})
+    fill(ring, 40)
     loader = DataLoader(ring, batch_size=50, num_workers=workers)
     counts = []
     for number, batch in enumerate(pace.over(loader, 50)):
@@ -606,15 +591,13 @@ def test_a_loader_counts_what_it_hands_out(tmp_path, pace, ring, workers):
 def test_windows_count_their_widest_column(pace, ring):
     from ringmap.data import Window
 
-    for _ in range(40):
-        write(ring, pace)
+    write(ring, pace, times=40)
     ring.sample(8, window={"obs": Window(range(3))}, pace=pace)
     assert pace.drawn == 24
 
 
 def test_a_copy_counts_as_the_first_one(tmp_path, pace, ring):
-    for _ in range(25):
-        write(ring, pace)
+    write(ring, pace, times=25)
     again = pickle.loads(pickle.dumps(pace))
     assert repr(again) == repr(pace)
     again.draw(8)
@@ -630,8 +613,7 @@ def test_a_copy_counts_as_the_first_one(tmp_path, pace, ring):
 
 @pytest.mark.parametrize("closes", [True, False])
 def test_a_forked_child_is_no_learner_of_its_parents_rank(pace, ring, closes):
-    for _ in range(25):
-        write(ring, pace)
+    write(ring, pace, times=25)
     pace.draw(8)
 
     def child():
@@ -649,8 +631,7 @@ def test_a_forked_child_is_no_learner_of_its_parents_rank(pace, ring, closes):
 
 
 def test_a_thread_that_draws_too_waits_for_other_learners(tmp_path, pace, ring):
-    for _ in range(25):
-        write(ring, pace)
+    write(ring, pace, times=25)
     pace.draw(8)
     with Pace(tmp_path, **NUMBERS, rank=1) as other:
         other.draw(8)
@@ -670,8 +651,7 @@ def test_a_thread_that_draws_too_waits_for_other_learners(tmp_path, pace, ring):
 
 
 def test_counts_are_decoded_where_another_process_changed_them(tmp_path, pace, ring, monkeypatch):
-    for _ in range(25):
-        write(ring, pace)
+    write(ring, pace, times=25)
     pace.draw(8)
     decoded = []
     monkeypatch.setattr("ringmap.fleet.pace.decode_signed", lambda data: decoded.append(data) or decode_signed(data))
@@ -682,8 +662,7 @@ def test_counts_are_decoded_where_another_process_changed_them(tmp_path, pace, r
     with Pace(tmp_path, **NUMBERS, rank=1) as other:
         other.draw(8)
     decoded.clear()
-    for _ in range(3):
-        write(ring, pace)
+    write(ring, pace, times=3)
     assert len(decoded) == 1
 
 
@@ -710,8 +689,7 @@ def test_numbers(tmp_path, given, message):
 
 def test_too_little_slack_is_refused_with_the_numbers(tmp_path, pace, ring):
     other = Pace(tmp_path, **NUMBERS)
-    for _ in range(20):
-        write(ring, other)
+    write(ring, other, times=20)
     with pytest.raises(
         InputError,
         match=r"Pace.draw: slack=0.5 of min_steps=400 lets a side be 800 steps drawn ahead, and a batch of 801 steps "
@@ -775,7 +753,7 @@ def test_a_buffer_elsewhere(tmp_path, pace):
 @pytest.mark.parametrize("path", [None, "deeper/ring"])
 def test_a_draw_from_a_buffer_that_it_does_not_count(tmp_path, pace, path):
     with ReplayBuffer(1000, path=path and tmp_path / path) as buf:
-        buf.write_episode({"obs": np.zeros((500, 2), np.float32)})
+        fill(buf, count=500)
         with pytest.raises(InputError, match="ReplayBuffer.sample: pace= counts the rings in"):
             buf.sample(8, pace=pace)
         buf.pace = pace
@@ -863,8 +841,7 @@ def test_a_fleet_that_is_copied_or_moved_whole_counts_on(tmp_path):
 def test_steps_of_a_ring_that_is_gone_count_for_those_who_never_saw_it(tmp_path):
     """A learner and a collector that were started again, after a ring was removed: none counts from zero."""
     with ReplayBuffer(5000, path=tmp_path / "a") as buf, Pace(tmp_path, **NUMBERS) as pace:
-        for _ in range(500 // COMMIT):
-            write(buf, pace)
+        write(buf, pace, times=500 // COMMIT)
     with Pace(tmp_path, **NUMBERS) as learner:
         learner.draw(BATCH)
     shutil.rmtree(tmp_path / "a")

@@ -1,4 +1,7 @@
-"""An episode says which weights played it: the policy's actions are the step at which it was published."""
+"""Each way of collecting: an episode says which weights played it (the actions are the step at which these were
+published), and a pace counts exactly the steps that are committed, when they are."""
+
+import contextlib
 
 import gymnasium
 import numpy as np
@@ -6,7 +9,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from ringmap import ReplayBuffer, ReplayBufferCollectionWrapper, Weights, World
+from ringmap import Pace, ReplayBuffer, ReplayBufferCollectionWrapper, TransitionReplayBuffer, Weights, World
 from ringmap.data import load_dataset
 from ringmap.errors import CorruptError, InputError
 from ringmap.policy import FeedForwardPolicy
@@ -62,11 +65,41 @@ def check(episodes, steps, single):
     assert steps[0] == -1
 
 
+class Noted(Pace):
+    """Notes what was asked for, and what came in meanwhile."""
+
+    def __init__(self, path):
+        super().__init__(path, samples_per_insert=1, min_steps=1000)
+        self.noted, self.refuse = [], 0
+
+    def _may_insert(self, count, where):
+        self.refuse, refused = 0, self.refuse
+        return not refused and super()._may_insert(count, where)
+
+    @contextlib.contextmanager
+    def insert(self, num_steps, flush=None):
+        with super().insert(num_steps, flush):
+            before = self.inserted
+            yield
+            self.noted.append((num_steps, self.inserted - before))
+
+    def check(self, total):
+        assert len(self.noted) > 3
+        assert all(asked == came for asked, came in self.noted), self.noted
+        assert sum(came for _, came in self.noted) == self.inserted == total
+
+
+@pytest.fixture
+def pace(tmp_path):
+    return Noted(tmp_path)
+
+
 @pytest.mark.parametrize("num_envs", [1, 3])
-@pytest.mark.parametrize("commit_every", [None, 2])
-def test_world(tmp_path, num_envs, commit_every):
+@pytest.mark.parametrize("commit_every", [None, 1, 3])
+def test_world(tmp_path, pace, num_envs, commit_every):
     buf = ReplayBuffer(1000, path=tmp_path / "buffer")
-    play(tmp_path, num_envs, writer=buf, episodes=12, commit_every=commit_every)
+    play(tmp_path, num_envs, writer=buf, episodes=12, commit_every=commit_every, pace=pace)
+    pace.check(int(buf.lengths.sum()))
     data = buf.get_episode_data()
     assert sorted(data["seed"]) == list(range(12))
     check([buf.load_episode(i) for i in range(12)], list(data["policy_step"]), num_envs == 1)
@@ -95,7 +128,7 @@ def test_world_into_a_file(tmp_path):
     dataset.close()
 
 
-def test_world_loads_into_the_model_of_the_weights(tmp_path):
+def test_world_loads_into_the_model_of_the_weights(tmp_path, pace):
     buf, model = ReplayBuffer(1000), Constant()
     publish(tmp_path, 7)
     world = World("RingmapTest/Proof-v0", 2, add_pixels=False)
@@ -112,6 +145,12 @@ def test_world_loads_into_the_model_of_the_weights(tmp_path):
     with pytest.raises(InputError, match="another model: 'weight' is nothing there"):
         world.collect(writer=buf, episodes=1, weights=Weights(tmp_path, torch.nn.Linear(2, 2)), progress=False)
     assert buf.num_episodes == 4
+    with pytest.raises(InputError, match="World.collect: pace= is for a ReplayBuffer"):
+        world.collect(tmp_path / "x.h5", episodes=1, pace=pace)
+    with pytest.raises(InputError, match="World.collect: pace= counts the rings in .* in RAM"):
+        world.collect(writer=ReplayBuffer(100), episodes=1, pace=pace)
+    with pytest.raises(InputError, match="World.collect: pace= must be a ringmap.Pace, got int"):
+        world.collect(writer=buf, episodes=1, pace=3)
     world.close()
 
 
@@ -130,14 +169,15 @@ def record(env, buf, weights, steps, **options):
     env.close()
 
 
-WAYS = {"whole": {}, "stream": {"stream": True}, "parts": {"commit_every": 2}}
+WAYS = {"whole": {}, "stream": {"stream": True}, "parts": {"commit_every": 3}}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_wrapper_around_one(tmp_path, way):
+def test_wrapper_around_one(tmp_path, pace, way):
     buf = ReplayBuffer(1000, path=tmp_path / "buffer")
     weights = Weights(tmp_path / "policy", Constant(tmp_path / "policy"))
-    record(Proof(), buf, weights, 60, **WAYS[way])
+    record(Proof(), buf, weights, 60, pace=pace, **WAYS[way])
+    pace.check(int(buf.lengths.sum()))
     steps = list(buf.get_episode_data()["policy_step"])
     check([buf.load_episode(i) for i in range(buf.num_episodes)], steps, True)
     buf.close()
@@ -145,11 +185,12 @@ def test_wrapper_around_one(tmp_path, way):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_wrapper_around_many(tmp_path, way, mode):
+def test_wrapper_around_many(tmp_path, pace, way, mode):
     buf = ReplayBuffer(1000, path=tmp_path / "buffer")
     weights = Weights(tmp_path / "policy", Constant(tmp_path / "policy"))
     envs = gymnasium.vector.SyncVectorEnv([Proof] * 3, autoreset_mode=mode)
-    record(envs, buf, weights, 40, **WAYS[way])
+    record(envs, buf, weights, 40, pace=pace, **WAYS[way])
+    pace.check(int(buf.lengths.sum()))
     steps = list(buf.get_episode_data()["policy_step"])
     check([buf.load_episode(i) for i in range(buf.num_episodes)], steps, False)
     buf.close()
@@ -201,3 +242,52 @@ def test_wrapper_says_what_is_wrong(tmp_path):
     env.step(np.full(2, 4, np.float32))
     env.close()
     assert list(buf.get_episode_data()["policy_step"]) == [3, 3, 4]
+
+
+def transitions(tmp_path):
+    return TransitionReplayBuffer(1000, (3,), (2,), None, np.int64, np.float32, path=tmp_path / "ring")
+
+
+def random_steps(env, count):
+    env.reset(seed=0)
+    for _ in range(count):
+        _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            env.reset()
+    env.close()
+
+
+def test_wrapper_of_transitions(tmp_path, pace):
+    """They come in when their group is committed, by a flush at the latest."""
+    buf = transitions(tmp_path)
+    random_steps(ReplayBufferCollectionWrapper(Proof(), buf, pace=pace), 60)
+    assert [asked for asked, _ in pace.noted] == [1] * 60
+    buf.flush()
+    assert pace.inserted == len(buf) == 60
+    buf.close()
+
+
+def test_a_collector_flushes_before_it_waits(tmp_path, pace):
+    flushed = []
+    buf = transitions(tmp_path)
+    wrapped = ReplayBufferCollectionWrapper(Proof(), buf, pace=pace)
+    random_steps(wrapped, 60)
+    assert pace.inserted < 60, "the control: they are in an open group"
+    with pace.insert(1, lambda: flushed.append(1)):
+        pass
+    assert not flushed, "there is room"
+    pace.refuse = 1
+    with pace.insert(1, buf.flush):
+        assert pace.inserted == 60
+    buf.close()
+
+
+def test_wrapper_says_what_is_wrong_with_a_pace(tmp_path, pace):
+    with pytest.raises(InputError, match="ReplayBufferCollectionWrapper: pace= counts the rings in"):
+        ReplayBufferCollectionWrapper(Proof(), ReplayBuffer(100), pace=pace)
+    with pytest.raises(InputError, match="ReplayBufferCollectionWrapper: pace= must be a ringmap.Pace, got str"):
+        ReplayBufferCollectionWrapper(Proof(), ReplayBuffer(100), pace="pace")
+    deeper = ReplayBuffer(100, path=tmp_path / "deeper" / "ring")
+    with pytest.raises(InputError, match="at .*deeper"):
+        ReplayBufferCollectionWrapper(Proof(), deeper, pace=pace)
+    deeper.close()
