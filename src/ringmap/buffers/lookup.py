@@ -25,7 +25,8 @@ from ringmap.clips.gather import GONE, PINNED
 from ringmap.clips.items import EpisodeMoment
 from ringmap.clips.sequences import Index
 from ringmap.datasets.base import clip_ids
-from ringmap.datasets.batch import ClipBatch, Layout, allocate, as_clip, as_mapping, of_clips, of_columns, worker
+from ringmap.datasets.batch import ClipBatch, Layout, worker
+from ringmap.datasets.loader_batches import allocate, as_clip, as_mapping, of_clips, of_columns
 from ringmap.errors import ClipIndexError, InputError
 from ringmap.storage.columns.copying import aligned
 from ringmap.storage.columns.schema import TEXT

@@ -6,7 +6,7 @@
     episode_table, marks, split     which episodes are wanted, by conditions on them, their marks, or by chance
     stored_episodes   whole episodes of any dataset, for a writer
     episode           the axes of images, T + 1 rows, blanks
-    batch, worker_slots     batches on their way through PyTorch's DataLoader, without a copy
+    batch, loader_batches, worker_slots     batches on their way through PyTorch's DataLoader, without a copy
 
 Not here: files on disk (formats/).
 """

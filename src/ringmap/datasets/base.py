@@ -33,9 +33,10 @@ from ringmap.arguments import positive
 from ringmap.clips.cut import Cut
 from ringmap.clips.index import ClipIndex, ClipPairs
 from ringmap.clips.window import Wanted, WindowSpec, check_anchors, tell_no_lanes, warn_unreached
-from ringmap.datasets.batch import as_clip, collates_whole, of_columns, stacked, worker
+from ringmap.datasets.batch import worker
 from ringmap.datasets.episode import EpisodeDict, PictureAxes, as_nested, is_image, stored_layout
 from ringmap.datasets.episode_table import choose
+from ringmap.datasets.loader_batches import as_clip, collates_whole, of_columns, stacked
 from ringmap.datasets.split import Arcs, shares_of, split_seed
 from ringmap.datasets.windows import DatasetRows, Runs, fold, gather, rows_by_slices
 from ringmap.errors import (

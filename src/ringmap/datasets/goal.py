@@ -28,9 +28,10 @@ from ringmap.datasets.base import (
     as_dataset,
     clip_ids,
 )
-from ringmap.datasets.batch import as_clip, worker
+from ringmap.datasets.batch import worker
 from ringmap.datasets.episode import PictureAxes
 from ringmap.datasets.joined import read_stored
+from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError, NoClipsError, UnknownColumnError
 from ringmap.extras import missing

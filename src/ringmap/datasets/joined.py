@@ -20,7 +20,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from ringmap.datasets.base import (
     as_dataset,
     clip_ids,
 )
-from ringmap.datasets.batch import as_clip, worker
+from ringmap.datasets.batch import worker
 from ringmap.datasets.episode import (
     EpisodeDict,
     PictureAxes,
@@ -41,6 +41,7 @@ from ringmap.datasets.episode import (
     channels_are_last,
     to_channels_first,
 )
+from ringmap.datasets.loader_batches import as_clip
 from ringmap.datasets.split import Arcs
 from ringmap.errors import ClipIndexError, InputError, NoClipsError
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -635,16 +636,7 @@ Locate = Callable[[Array], tuple[Array, Array]]
 _MOST_ERRORS = 10
 
 
-class Losing(Protocol):
-    """A dataset whose oldest episodes may be evicted."""
-
-    @property
-    def cut(self) -> Cut: ...
-    def __len__(self) -> int: ...
-    def are_stored(self, episodes: Array, steps: Array) -> Array | None: ...
-
-
-def read_stored(dataset: Losing, locate: Locate, ids: Array, read: Callable[[Array], T], where: str) -> T:
+def read_stored(dataset: Dataset, locate: Locate, ids: Array, read: Callable[[Array], T], where: str) -> T:
     """Return `read(ids)`, with other items, drawn uniformly, in place of those that were evicted.
 
     Raises:
@@ -672,7 +664,7 @@ def read_stored(dataset: Losing, locate: Locate, ids: Array, read: Callable[[Arr
     return found[0]
 
 
-def _replaced(dataset: Losing, locate: Locate, ids: Array, where: str) -> Array:
+def _replaced(dataset: Dataset, locate: Locate, ids: Array, where: str) -> Array:
     stored = stored_items(dataset, locate, ids)
     if stored.all():
         return ids
@@ -684,7 +676,7 @@ def _replaced(dataset: Losing, locate: Locate, ids: Array, where: str) -> Array:
     return np.where(stored, ids, left[rng.integers(len(left), size=len(ids))])
 
 
-def stored_items(dataset: Losing, locate: Locate, ids: Array) -> Array:
+def stored_items(dataset: Dataset, locate: Locate, ids: Array) -> Array:
     """Tell which items are still stored, bool `(B,)`."""
     episodes, anchors = locate(ids)
     stored = dataset.are_stored(episodes, np.maximum(anchors - dataset.cut.before, 0))

@@ -23,8 +23,8 @@ import numpy as np
 
 from ringmap.clips.facts import Facts
 from ringmap.datasets.base import Dataset, Transform, clip_ids, num_rows
-from ringmap.datasets.batch import as_clip
 from ringmap.datasets.episode import EpisodeDict, PictureAxes, is_image, to_channels_first
+from ringmap.datasets.loader_batches import as_clip
 from ringmap.errors import ClipIndexError, InputError, UnknownColumnError, UnsupportedError
 from ringmap.extras import require
 from ringmap.storage.columns.schema import ColumnSpec, Schema
