@@ -6,7 +6,6 @@
     once(function, ...)                    a process for one call
 
 Libraries that share a process share its limit: what one of them imports, another can't keep rows in.
-It imports NumPy alone, and so does a process that needs nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import resource
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,15 +21,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 __all__ = [
     "DiedError",
     "Remote",
     "cold_turn",
     "drop_cache",
-    "first_batch",
-    "here",
     "limit_memory",
     "once",
     "peak_memory",
@@ -69,32 +63,6 @@ class Remote:
         if error is not None:
             raise error
         return found
-
-
-class _Here(Remote):
-    """The same in this process, for tiny runs."""
-
-    def __init__(self, made: Any) -> None:
-        self._made, self._asked = made, list[Any]()
-
-    def ask(self, name: str, *args: Any) -> None:
-        self._asked.append(_called(self._made, name, args))
-
-    def answer(self) -> Any:
-        return self._asked.pop(0)
-
-
-def _called(made: Any, name: str, args: tuple[Any, ...]) -> Any:
-    found = getattr(made, name)
-    return found(*args) if callable(found) else found
-
-
-@contextlib.contextmanager
-def here(make: Callable[..., Any], *args: Any) -> Iterator[Remote]:
-    """Do as `process` does, without a process."""
-    made = make(*args)
-    yield _Here(made)
-    _close(made)
 
 
 @contextlib.contextmanager
@@ -135,13 +103,11 @@ def _serve(pipe: Connection, make: Callable[..., Any], args: tuple[Any, ...], li
         try:
             if error is not None:
                 raise error
-            pipe.send((limited if asked[0] == "limited" else _called(made, *asked), None))
+            name, given = asked
+            found = limited if name == "limited" else getattr(made, name)
+            pipe.send((found(*given) if callable(found) else found, None))
         except Exception as raised:
             pipe.send((None, raised))
-    _close(made)
-
-
-def _close(made: Any) -> None:
     if hasattr(made, "close"):
         made.close()
 
@@ -225,21 +191,6 @@ def _read_bytes() -> int:
 
 
 # -- what a process takes ------------------------------------------------------------------------
-
-
-def first_batch(payload: bytes | None, shape: tuple[int, ...]) -> Any:
-    """Return a batch of a pickled buffer, or an array of that shape; here, so that without a buffer NumPy is all."""
-    if payload is None:
-        return _Batch({"pixels": np.ones(shape, np.uint8)})
-    return _Batch(pickle.loads(payload).sample(shape[0]))
-
-
-class _Batch:
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
-
-    def size(self) -> int:
-        return len(next(iter(self._batch.values())))
 
 
 def private_memory(pid: int, folder: Path) -> dict[str, float]:

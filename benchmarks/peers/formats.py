@@ -12,14 +12,13 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["CASES", "HISTORY", "LOSSY", "ZARR", "PerClip", "survives_fork", "write"]
+__all__ = ["CASES", "HISTORY", "PerClip", "survives_fork", "write"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Episodes = list[dict[str, Array]]
@@ -39,14 +38,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "video lossless": ("video", {"lossless": True}),
 }
 """Case -> its format, and the options of our writer."""
-LOSSY = ("lance jpeg", "folder", "video")
-ZARR = "tensorstore" if find_spec("tensorstore") else "zarr-python"
-"""What reads Zarr: tensorstore where that is installed, with decoded chunks cached."""
 
 
 def survives_fork(case: str) -> bool:
     """Tell whether a process that read it may be forked."""
-    return not (case.startswith("lance") or (case == "zarr" and ZARR == "tensorstore"))
+    return not case.startswith(("lance", "zarr"))
 
 
 class PerClip(torch.utils.data.Dataset[dict[str, Any]]):
@@ -88,22 +84,15 @@ def _hdf5(case: str, path: str) -> Read:
 
 
 def _zarr(case: str, path: str) -> Read:
-    if ZARR != "tensorstore":
-        import zarr
-
-        group: Any = zarr.open_group(path, mode="r")
-        arrays = {name: group[f"data/{name}"] for name in COLUMNS}
-        return lambda episode, step, row: {n: np.asarray(rows[row : row + HISTORY]) for n, rows in arrays.items()}
+    """tensorstore, decoded chunks cached."""
     import tensorstore
 
     cache = tensorstore.Context({"cache_pool": {"total_bytes_limit": 256 << 20}})
     spec = {"driver": "zarr", "recheck_cached_data": "open"}
-    columns = {
-        name: tensorstore.open(
-            {**spec, "kvstore": {"driver": "file", "path": f"{path}/data/{name}/"}}, context=cache, read=True
-        ).result()
-        for name in COLUMNS
-    }
+    columns = {}
+    for name in COLUMNS:
+        files = {"driver": "file", "path": f"{path}/data/{name}/"}
+        columns[name] = tensorstore.open({**spec, "kvstore": files}, context=cache, read=True).result()
     return lambda episode, step, row: {name: rows[row : row + HISTORY].read() for name, rows in columns.items()}
 
 

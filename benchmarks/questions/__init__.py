@@ -1,12 +1,11 @@
 """What is asked: a module for each question. A suite is a function of a module, which yields tables."""
 
 _MODULES = {
-    "calls": "importing calls",
-    "growth": "commit opening growth",
+    "growth": "importing commit opening growth",
     "storing": "write updates recording world",
     "from_memory": "sampling rollout gpu",
     "transitions": "transitions",
-    "dataloader": "loading where workers pickling exits",
+    "dataloader": "loading where workers exits",
     "windows": "windows",
     "from_disk": "cold codecs",
     "safety": "torn safety snapshot",

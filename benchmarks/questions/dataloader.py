@@ -3,10 +3,10 @@ own loaders."""
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -15,23 +15,20 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.harness.data import Stored, fill, noise, pixels, states
 from benchmarks.harness.place import Place
-from benchmarks.harness.processes import first_batch, private_memory, process
+from benchmarks.harness.processes import private_memory
 from benchmarks.harness.table import Table
-from benchmarks.harness.timing import passes, stamps, turns
+from benchmarks.harness.timing import passes, seconds, stamps, turns
 from benchmarks.peers import buffers, files
 from benchmarks.peers.base import Spec, full
 from benchmarks.peers.loaders import exits
 from ringmap import ReplayBuffer
 from ringmap.buffers import lookup
-from ringmap.buffers.sampled import Sampled
-from ringmap.clips.gather import ClipReader
-from ringmap.clips.index import SpanIndex
 
-__all__ = ["exits", "loading", "pickling", "where", "workers"]
+__all__ = ["exits", "loading", "where", "workers"]
 
 BATCH, HISTORY = 256, 4
 LEAST = {0: 15, 2: 12}
@@ -116,111 +113,40 @@ def _living(place: Place, buffer: Any) -> Table:
 
 # -- where the time goes -------------------------------------------------------------------------
 
-Parts = dict[str, float]
-
-PARTS = "whole", "draw", "index", "rows", "rest", "collate", "order", "way back"
-_spent: Parts = {}
-"""How long the parts of the newest batch took, in each process; their clock is the same."""
-
 
 def where(place: Place) -> Iterator[Table]:
-    """Take batches of pixels apart: the parts are timed as they run, by methods wrapped for the purpose."""
+    """Time a batch of pixels by every way, one after the other: what the DataLoader and the way from a worker add."""
     stored = Stored.of_pixels(place.size(400, 20), 100)
-    buffer = place.closing(stored.ring(place.new_folder() / "buffer", HISTORY))
+    buffer: Any = place.closing(stored.ring(place.new_folder() / "buffer", HISTORY))
     stored.assert_holds(buffer.sample(BATCH), BATCH, HISTORY)
-    ways: dict[str, Callable[[], Iterator[Parts]]] = {
-        "sample(), one thread": lambda: _samples(buffer, 1),
-        "sample()": lambda: _samples(buffer, None),
-        "DataLoader, no workers": lambda: _loads(buffer, 0),
-        "DataLoader, one worker": lambda: _loads(buffer, 1),
-        "the same by PyTorch's own transport": lambda: _loads_without_slots(buffer),
-    }
-    count = place.size(60, 5)
-    with _watched():
-        taken = turns({n: (lambda way=way: list(islice(way(), 2, count))) for n, way in ways.items()}, place.size(5, 1))
-    table = Table(
-        f"where a batch of {BATCH} clips of {HISTORY} steps of 64x64x3 pixels and 3 small columns goes; medians, ms",
-        heads=["", *PARTS],
-    )
-    for way, found in taken.items():
-        parts = [one for batches in found for one in batches]
-        medians = [f"{np.median([p[n] for p in parts]) * 1e3:.2f}" if n in parts[0] else "" for n in PARTS]
-        table.row(way, *medians)
-    table.notes.append(
-        "one worker: no batch is asked for before the last has come; two would overlap. Order: PyTorch's, "
-        f"{BATCH} ids as Python integers; way back: from the worker to the loop"
-    )
-    yield table
 
-
-def _samples(buffer: ReplayBuffer, threads: int | None) -> Iterator[Parts]:
-    while True:
+    def sampled(threads: int | None) -> Any:
         buffer.threads = threads
-        _spent.clear()
-        start = perf_counter()
-        buffer.sample(BATCH)
-        whole = perf_counter() - start
+        found = [seconds(lambda: buffer.sample(BATCH)) for _ in range(count)]
         buffer.threads = None
-        parts = {"draw": _spent["draw"] - _spent["index"], "index": _spent["index"], "rows": _spent["rows"]}
-        yield {"whole": whole, **parts, "rest": whole - sum(parts.values())}
+        return found
 
+    def loaded(workers: int) -> Any:
+        options: dict[str, Any] = {"prefetch_factor": 1, "multiprocessing_context": "fork"} if workers else {}
+        return np.diff(stamps(islice(DataLoader(buffer, BATCH, shuffle=True, num_workers=workers, **options), count)))
 
-def _loads(buffer: Any, workers: int) -> Iterator[Parts]:
-    options: dict[str, Any] = {"prefetch_factor": 1, "multiprocessing_context": "fork"} if workers else {}
-    loader: Any = DataLoader(buffer, BATCH, shuffle=True, num_workers=workers, collate_fn=_collate, **options)
-    before = perf_counter()
-    for batch in loader:
-        now = perf_counter()
-        spent = batch.pop("spent")
-        del batch
-        yield {
-            "whole": now - before,
-            **{part: spent[part] for part in ("index", "rows", "collate")},
-            "rest": spent["fetch"] - spent["index"] - spent["rows"],
-            "order": max(0, spent["begin"] - before),  # which may be under way before the last is out
-            "way back": now - spent["end"],
-        }
-        before = now
+    def without_slots() -> Any:
+        with mock.patch.object(lookup, "_room", return_value=None):
+            return loaded(1)
 
-
-def _loads_without_slots(buffer: ReplayBuffer) -> Iterator[Parts]:
-    with mock.patch.object(lookup, "_room", return_value=None):
-        yield from _loads(buffer, 1)
-
-
-def _collate(clips: Any) -> Any:
-    start = perf_counter()
-    batch = default_collate(clips)
-    end = perf_counter()
-    batch["spent"] = {**_spent, "collate": end - start, "end": end}
-    _spent.clear()
-    return batch
-
-
-@contextlib.contextmanager
-def _watched() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for owner, method, part in (
-            (ClipReader, "draw", "draw"),
-            (SpanIndex, "drawn", "index"),
-            (SpanIndex, "positions", "index"),
-            (ClipReader, "_gather", "rows"),
-            (Sampled, "__getitems__", "fetch"),
-        ):
-            stack.enter_context(mock.patch.object(owner, method, _timed(part, getattr(owner, method))))
-        yield
-
-
-def _timed(part: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **options: Any) -> Any:
-        start = perf_counter()
-        _spent.setdefault("begin", start)
-        try:
-            return method(*args, **options)
-        finally:
-            _spent[part] = _spent.get(part, 0) + perf_counter() - start
-
-    return call
+    count = place.size(60, 5)
+    ways = {
+        "sample(), one thread": lambda: sampled(1),
+        "sample()": lambda: sampled(None),
+        "DataLoader, no workers": lambda: loaded(0),
+        "DataLoader, one worker": lambda: loaded(1),
+        "the same by PyTorch's own transport": without_slots,
+    }
+    table = Table(f"a batch of {BATCH} clips of {HISTORY} steps of 64x64x3 pixels and 3 small columns, by every way")
+    found = turns(ways, place.size(5, 1))
+    table.add_all({way: np.concatenate([times[2:] for times in taken]) for way, taken in found.items()})
+    table.notes.append("one worker: no batch is asked for before the last has come; two would overlap")
+    yield table
 
 
 # -- what a worker costs -------------------------------------------------------------------------
@@ -266,60 +192,27 @@ def workers(place: Place) -> Iterator[Table]:
         return taken, private_memory(worker.pid or 0, folder)
 
     taken = turns({n: (lambda one=one: first(one)) for n, one in datasets.items()}, place.size(9, 1))
-    _told(table, taken, {name: episodes for name, (_, episodes) in sizes.items()}, empty)
-    yield table
-
-
-def pickling(place: Place) -> Iterator[Table]:
-    """Pickle these buffers, and open them in two processes that are spawned at once."""
-    folder = place.new_folder()
-    sizes = _sizes(place, folder)
-    payloads: dict[str, bytes | None] = {name: pickle.dumps(buffer) for name, (buffer, _) in sizes.items()}
-    table = Table("pickling a buffer with a path")
-    for name, (buffer, _) in sizes.items():
-        copy = pickle.loads(payloads[name] or b"")
-        assert copy.mode == "r"
-        assert np.array_equal(copy.lengths, buffer.lengths)
-        copy.close()
-        table.fact(f"bytes, {name}", len(payloads[name] or b""))
-    table.time({n: (lambda b=b: pickle.dumps(b)) for n, (b, _) in sizes.items()}, place.size(1_000, 5))
-    yield table
-    table = Table(f"2 processes spawned at once, until each has its first batch of {FIRST} clips")
-    nothing = "NumPy and an array of that size, no buffer"
-
-    def first(payload: bytes | None) -> tuple[float, dict[str, float]]:
-        start = perf_counter()
-        with contextlib.ExitStack() as stack:
-            made = [process(first_batch, payload, (FIRST, *SHAPE), method=place.method) for _ in range(2)]
-            remotes = [stack.enter_context(one) for one in made]
-            for remote in remotes:
-                remote.ask("size")
-            assert [remote.answer() for remote in remotes] == [FIRST, FIRST]
-            return perf_counter() - start, private_memory(remotes[0].pid or 0, folder)
-
-    calls = {n: (lambda one=one: first(one)) for n, one in {nothing: None, **payloads}.items()}
-    _told(table, turns(calls, place.size(15, 1)), {n: episodes for n, (_, episodes) in sizes.items()}, nothing)
-    yield table
-
-
-def _told(table: Table, taken: dict[str, list[Any]], episodes: dict[str, int], empty: str) -> None:
-    """Fill in the times to a first batch, and the private memory."""
     table.add_all({name: [seconds for seconds, _ in found] for name, found in taken.items()})
-    small, large, _ = episodes
+    small, large, _ = sizes
     table.ratio(large, small, at_most=1.15)
+    dumps = {f"pickle.dumps, {n}": partial(pickle.dumps, buffer) for n, (buffer, _) in sizes.items()}
+    table.time(dumps, place.size(1_000, 5))
+    for name, call in dumps.items():
+        table.fact(f"bytes, {name}", len(call()))
     memory = {name: [found for _, found in both] for name, both in taken.items()}
     if not memory[large][0]:
         table.notes.append("this system does not tell the memory of a process")
+        yield table
         return
     middle = {n: {k: float(np.median([m[k] for m in found])) for k in found[0]} for n, found in memory.items()}
     for name, kinds in middle.items():
         told = ", ".join(f"{value:.1f} MB {kind}" for kind, value in kinds.items())
         table.fact(f"private memory, {name}", told)
-    for name, number in episodes.items():
+    for name, (_, number) in sizes.items():
         more = sum(middle[name][kind] - middle[empty][kind] for kind in ("of its own", "in shared memory"))
-        what = f"private memory above that of {empty}, {name}, MB"
-        table.bar(what, more, at_most=30 + 24e-6 * number)
+        table.bar(f"private memory above that of {empty}, {name}, MB", more, at_most=30 + 24e-6 * number)
     table.notes.append(
         "of the rows: the page cache, which the system takes back when it needs it; in shared memory: batches on "
         "their way"
     )
+    yield table

