@@ -266,19 +266,10 @@ start = time.perf_counter()
 import {name}
 print(time.perf_counter() - start, *{{m.split(".")[0] for m in sys.modules}})
 """
-BARE = """
-import typer
-
-app = typer.Typer()
-app.command("one")(lambda: None)
-app.command("other")(lambda: None)
-app()
-"""
-"""The smallest program with Typer that has commands."""
 
 
 def importing(place: Place) -> Iterator[Table]:
-    """Time `import ringmap` and `ringmap --help`, in fresh interpreters in turn; tell what comes in with them."""
+    """Time `import ringmap`, beside NumPy, in fresh interpreters in turn; tell what comes in with it."""
     table, rounds = Table("import, in a fresh interpreter"), place.size(51, 2)
 
     def probed(name: str) -> list[str]:
@@ -290,18 +281,4 @@ def importing(place: Place) -> Iterator[Table]:
     came = {module for told in found["ringmap"] for module in told[1:]}
     table.bar("import ringmap, p99 s", table.times["import ringmap"]["p99"], at_most=0.1)
     table.bar(f"of {', '.join(HEAVY)}: come in", len(came & set(HEAVY)), at_most=0)
-    yield table
-
-    table = Table("--help, from the start of a process to its end")
-    ours, bare = "ringmap", "a bare typer.Typer of two commands"
-
-    def helped(*words: str) -> float:
-        start = perf_counter()
-        subprocess.run([sys.executable, *words, "--help"], check=True, capture_output=True)
-        return perf_counter() - start
-
-    table.add_all(turns({ours: lambda: helped("-m", "ringmap"), bare: lambda: helped("-c", BARE)}, rounds))
-    more = table.median(ours) - table.median(bare)
-    table.bar("ringmap --help, more than the bare one, median s", more, at_most=0.2)
-    table.notes.append("Typer draws the bare one's help with Rich, as it does by default; ours is plain text")
     yield table

@@ -100,9 +100,8 @@ class Writer:
         return episodes * STEPS
 
 
-def _writers(place: Place, wheres: list[Any]) -> list[Remote]:
-    # Spawned: a fork would have the threads of Ray.
-    return [place.stack.enter_context(process(Writer, where)) for where in wheres]
+def _writers(place: Place, wheres: list[Any], method: str) -> list[Remote]:
+    return [place.stack.enter_context(process(Writer, where, method=method)) for where in wheres]
 
 
 def _written(writers: list[Remote], episodes: int, then: Callable[[], object] = int) -> int:
@@ -140,10 +139,10 @@ def _collectors(place: Place, folder: Path) -> Table:
     """Time collectors that do nothing but write: each to a ring of its own, or through a queue to one writer."""
     count, episodes = place.size(8, 2), place.size(300, 2)
     table = Table(f"{count} collectors: {episodes} episodes of {STEPS} states of {STATE} floats each")
-    queue = multiprocessing.get_context("spawn").Queue(64)
+    queue = multiprocessing.get_context(place.method).Queue(64)
     one = place.closing(ReplayBuffer(50 * STEPS, path=folder / "queue"))
-    rings = _writers(place, [str(folder / "rings" / str(n)) for n in range(count)])
-    senders = _writers(place, [queue] * count)
+    rings = _writers(place, [str(folder / "rings" / str(n)) for n in range(count)], place.method)
+    senders = _writers(place, [queue] * count, place.method)
 
     def read() -> None:
         for _ in range(count * episodes):
@@ -270,7 +269,8 @@ def _inserts(ray: Any, folder: Path, place: Place) -> Table:
     rings = [str(folder / "actors" / str(n)) for n in range(WRITERS)]
     remotes = [ray.remote(Writer).options(num_cpus=0, scheduling_strategy=on[n % len(on)]) for n in range(WRITERS)]
     actors = [remote.remote(ring) for remote, ring in zip(remotes, rings, strict=True)]
-    writers = _writers(place, [str(folder / "processes" / str(n)) for n in range(WRITERS)])
+    # Spawned: a fork would have the threads of Ray.
+    writers = _writers(place, [str(folder / "processes" / str(n)) for n in range(WRITERS)], "spawn")
     calls = {
         PROCESSES: lambda: _written(writers, episodes),
         ACTORS: lambda: sum(ray.get([actor.write.remote(episodes) for actor in actors])),
