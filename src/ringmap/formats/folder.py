@@ -92,13 +92,7 @@ _MEDIA = r"ep_(\d+)(_step_\d+)?\.(jpe?g|png|mp4)"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, and where it lies.
-
-    Args:
-        spec: what the user sees.
-        file: its name without suffix.
-        how: "npz", or how its images are stored.
-    """
+    """A column, and where it lies."""
 
     spec: ColumnSpec
     file: str
@@ -406,11 +400,7 @@ def _columns_of(path: str, record: Record) -> list[Column]:
 
 
 def _column(path: str, spec: ColumnSpec, file: Any, how: Any) -> Column:
-    """Return a column as a file of the dataset describes it, validating every value.
-
-    Raises:
-        CorruptError: it would lie outside of the folder, or is of a kind or size that no column has.
-    """
+    """Return a column as a file of the dataset describes it, validating every value."""
     check_name(path, file)
     check_row(path, spec.name, spec.row_nbytes)
     if how != TABULAR and not (how in MEDIA and holds(MEDIA[how], spec)):

@@ -71,13 +71,7 @@ PACKED = "ringmap"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column, and the field that holds it.
-
-    Args:
-        spec: what the user sees.
-        name: of the field.
-        how: as in the table above.
-    """
+    """A column, and the field that holds it."""
 
     spec: ColumnSpec
     name: str
@@ -672,11 +666,7 @@ def _add_data(path: str, group: list[Record], later: int) -> None:
 
 
 def _packed(data: Any, path: str) -> list[tuple[int, bytes]]:
-    """Return number and packed data of each episode of a table; those of another program are packed here.
-
-    Raises:
-        InputError: it holds what no data of an episode are.
-    """
+    """Return number and packed data of each episode of a table; those of another program are packed here."""
     if PACKED in data.schema.names:
         table = data.to_table(columns=[EPISODE, PACKED])
         return list(zip(table[EPISODE].to_pylist(), table[PACKED].to_pylist(), strict=True))

@@ -42,7 +42,7 @@ from ringmap.formats.common.safe_hdf5 import (
     refused_rows,
     storable,
 )
-from ringmap.formats.common.source import DirectorySource, EpisodeCache, damage_named, offsets_of
+from ringmap.formats.common.source import EpisodeSource, damage_named, offsets_of
 from ringmap.formats.common.transitions import (
     Steps,
     below,
@@ -72,7 +72,7 @@ COUNTS = ("total_steps", "id")
 _WITNESSES = ("metadata.json", "main_data.hdf5")
 
 
-class MinariSource(DirectorySource):
+class MinariSource(EpisodeSource):
     """The columns of a Minari dataset, as `StoredDataset` reads them.
 
     Args:
@@ -91,7 +91,8 @@ class MinariSource(DirectorySource):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         with damage_named(self.path):
-            dataset, cache = self._handle()
+            cache = self._handle()
+            dataset = cache.file
             self.fps = Facts.stated(dataset.storage.metadata, PREFIX).fps
             found = dataset.storage.get_episode_metadata(dataset.episode_indices.tolist())
             self._metadata = [_flat(one) for one in found]
@@ -109,35 +110,26 @@ class MinariSource(DirectorySource):
     def _witnesses(self) -> Sequence[str]:
         return [os.path.join(self.path, "data", name) for name in _WITNESSES]
 
-    def _open(self) -> Any:
+    def _open_file(self) -> Any:
         from minari import MinariDataset
 
         folder = os.path.join(self.path, "data")
         refuse_harm(folder)
-        dataset = MinariDataset(folder)
+        return MinariDataset(folder)
 
-        def load(number: int, _: Sequence[str]) -> dict[str, Array]:
-            name = int(dataset.episode_indices[number])
-            refuse_episode(folder, name)
-            found = _columns_of(dataset[number])
-            others = [n for n in found if hasattr(self, "schema") and n not in self.schema.names]
-            if others:
-                warnings.warn(
-                    f"{self.path}: left out: episode {number} has {others}, which the first one lacks",
-                    stacklevel=2,
-                )
-            for at, _, names in os.walk(os.path.join(folder, str(name))):  # of Minari's Arrow storage
-                for file in names:
-                    self._refuse_newer(os.path.join(at, file))
-            return found
-
-        return dataset, EpisodeCache(load)
-
-    def _windows(
-        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
-    ) -> dict[str, Array]:
-        cache: EpisodeCache = handle[1]
-        return cache.windows(columns, self.offsets, starts, length, stride, self.schema)
+    def _load(self, file: Any, number: int, columns: Sequence[str]) -> dict[str, Array]:
+        folder, name = os.path.join(self.path, "data"), int(file.episode_indices[number])
+        refuse_episode(folder, name)
+        found = _columns_of(file[number])
+        others = [n for n in found if hasattr(self, "schema") and n not in self.schema.names]
+        if others:
+            warnings.warn(
+                f"{self.path}: left out: episode {number} has {others}, which the first one lacks", stacklevel=2
+            )
+        for at, _, names in os.walk(os.path.join(folder, str(name))):  # of Minari's Arrow storage
+            for one in names:
+                self._refuse_newer(os.path.join(at, one))
+        return found
 
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
         names = self.episode_columns
@@ -251,24 +243,11 @@ def _check_dataset(found: Any) -> None:
     import h5py
 
     path = f"{found.file.filename}: {found.name}"
-    if h5py.check_string_dtype(found.dtype) is not None:  # what a Text space holds
-        _check_texts(found, path)
-    elif h5py.check_vlen_dtype(found.dtype) is not None:  # images, each as the bytes of a file
+    if (
+        h5py.check_string_dtype(found.dtype) is None and h5py.check_vlen_dtype(found.dtype) is not None
+    ):  # images, each as the bytes of a file
         for image in found[()]:
             picture_of(image.tobytes(), path)
-
-
-def _check_texts(found: Any, path: str) -> None:
-    """Raise unless the texts of an episode fit an array as wide as the longest: many may be the same bytes."""
-    longest = found.dtype.itemsize
-    if found.dtype.kind == "O":  # one at a time: together they may be larger than the file by far
-        longest = max((len(found[number]) for number in range(len(found))), default=0)
-    nbytes, stored = 4 * longest * len(found), os.stat(found.file.filename).st_size
-    if nbytes > max(LARGEST_ROW, _COUNTED * stored):
-        raise CorruptError(
-            f"{path}: has {len(found):,} texts of up to {longest:,} bytes, which take {nbytes:,}, in a file of "
-            f"{stored:,}"
-        )
 
 
 def _check_space(space: Any, path: str, depth: int = 0) -> None:

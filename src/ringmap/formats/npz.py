@@ -23,7 +23,7 @@ from ringmap.clips.facts import REWARDS, name_among
 from ringmap.datasets.arrays import NAMES
 from ringmap.errors import InputError
 from ringmap.formats.common.npz import open_members, shapes_in
-from ringmap.formats.common.source import DirectorySource, EpisodeCache, damage_named, offsets_of
+from ringmap.formats.common.source import EpisodeSource, damage_named, offsets_of
 from ringmap.formats.common.transitions import next_of
 from ringmap.formats.common.untrusted import check_row, refuse_elsewhere
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -35,7 +35,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _SUFFIX = ".npz"
 
 
-class NpzSource(DirectorySource):
+class NpzSource(EpisodeSource):
     """The columns of a folder of .npz files, as `StoredDataset` reads them.
 
     Args:
@@ -110,10 +110,7 @@ class NpzSource(DirectorySource):
             return [spec, ColumnSpec(next_of(name), shape[1:], dtype)]
         return []
 
-    def _open(self) -> Any:
-        return EpisodeCache(self._load)
-
-    def _load(self, number: int, columns: Sequence[str]) -> dict[str, Array]:
+    def _load(self, file: Any, number: int, columns: Sequence[str]) -> dict[str, Array]:
         after = [n for n in self._after if n in columns or next_of(n) in columns]
         names = [n for n in self._members[number] if n in columns and n not in self._after]
         arrays = self._arrays(number, [*names, *after])
@@ -128,12 +125,6 @@ class NpzSource(DirectorySource):
         arrays = dict(zip(names, open_members(file, theirs), strict=True))
         self._refuse_newer(file)
         return arrays
-
-    def _windows(
-        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
-    ) -> dict[str, Array]:
-        cache: EpisodeCache = handle
-        return cache.windows(columns, self.offsets, starts, length, stride, self.schema)
 
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
         names = [name for name in self.episode_columns if name in self._members[episode]]

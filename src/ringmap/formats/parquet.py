@@ -37,8 +37,7 @@ from ringmap.formats.common.arrow import from_arrow, to_arrow
 from ringmap.formats.common.log import Encoded, Record
 from ringmap.formats.common.names import quoted
 from ringmap.formats.common.source import (
-    DirectorySource,
-    EpisodeCache,
+    EpisodeSource,
     damage_named,
     offsets_of,
     stamp_of,
@@ -101,15 +100,7 @@ def arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def table_of(number: int, length: int, columns: Mapping[str, Any], schema: Schema, kind: pa.Schema) -> pa.Table:
-    """Return the rows of an episode.
-
-    Args:
-        number: of the episode.
-        length: its steps.
-        columns: name -> array (T, ...), or pictures that are encoded already.
-        schema: of the columns.
-        kind: of the table, by `arrow_schema`.
-    """
+    """Return the rows of an episode."""
     import pyarrow as pa
 
     arrays = []
@@ -179,7 +170,7 @@ def files_of(path: str) -> list[str]:
     return [os.path.join(path, name) for _, name in sorted(found)]
 
 
-class ParquetSource(DirectorySource):
+class ParquetSource(EpisodeSource):
     """The columns of a folder of Parquet files, as `StoredDataset` reads them.
 
     Args:
@@ -212,7 +203,7 @@ class ParquetSource(DirectorySource):
             names = (name for one in range(len(lengths)) for name in self.episode_data(one))
             self.episode_columns = list(dict.fromkeys(names))
         self.offsets = offsets_of(self.lengths)
-        self._offsets = offsets_of(np.array(rows, np.int64))
+        self._units = offsets_of(np.array(rows, np.int64))
 
     def _add(self, file: str, lengths: list[int], rows: list[int]) -> None:
         import pyarrow.parquet as pq
@@ -244,29 +235,20 @@ class ParquetSource(DirectorySource):
             self._groups.append((file, group))
             rows.append(footer.row_group(group).num_rows)
 
-    def _open(self) -> Any:
-        return EpisodeCache(self._load)
-
-    def _load(self, number: int, columns: Sequence[str]) -> dict[str, Array]:
+    def _load(self, file: Any, number: int, columns: Sequence[str]) -> dict[str, Array]:
         """Return columns of a row group, which is the unit that is read and kept."""
         import pyarrow.parquet as pq
 
-        file, group = self._groups[number]
-        with pq.ParquetFile(file) as opened:
+        path, group = self._groups[number]
+        with pq.ParquetFile(path) as opened:
             table = opened.read_row_group(group, columns=[column_name(name) for name in columns])
-        if stamp_of(os.stat(file)) != self._stamps[file]:
-            raise ReplacedError(f"{file}: was written since this dataset was loaded; load it again")
+        if stamp_of(os.stat(path)) != self._stamps[path]:
+            raise ReplacedError(f"{path}: was written since this dataset was loaded; load it again")
         return {
-            s.name: rows_of(table.column(column_name(s.name)), s, file)
+            s.name: rows_of(table.column(column_name(s.name)), s, path)
             for s in self.schema.columns
             if s.name in columns
         }
-
-    def _windows(
-        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
-    ) -> dict[str, Array]:
-        cache: EpisodeCache = handle
-        return cache.windows(columns, self._offsets, starts, length, stride, self.schema)
 
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
         packed = self._packed[episode]

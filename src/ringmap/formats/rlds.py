@@ -39,7 +39,6 @@ from ringmap.formats.common.untrusted import (
     open_binary,
     read_json,
     refuse_elsewhere,
-    refuse_vast,
 )
 from ringmap.formats.media.images import decode_into, picture_of
 from ringmap.storage.columns.schema import ColumnSpec, Schema
@@ -57,9 +56,6 @@ log = logging.getLogger("ringmap")
 
 class RldsEpisodes(EpisodeStream):
     """The episodes of an RLDS data set, in order.
-
-    Args:
-        path: the folder that holds `features.json`.
 
     Raises:
         UnknownFormatError: it is no RLDS data set, or its files are of another kind.
@@ -193,12 +189,7 @@ def _tf_records(path: str) -> Iterator[bytes]:
 
 
 def _array_records(path: str) -> Iterator[bytes]:
-    """Yield the records of an ArrayRecord file.
-
-    Raises:
-        MissingExtraError: the package is not installed.
-        RuntimeError: it is damaged.
-    """
+    """Yield the records of an ArrayRecord file."""
     require("rlds", f"{path}: an ArrayRecord file")
     from array_record.python.array_record_module import ArrayRecordReader
 
@@ -333,15 +324,7 @@ _ANY_TEXT = np.dtype("U")
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A feature without parts.
-
-    Args:
-        name: its parts joined with "/".
-        kind: "number", "text", "bytes" (of an array), "zlib" or "picture"; else what it is, which is not read.
-        shape: of a value, -1 where any: one axis of episode data, height and width of a picture, (H, W, C).
-        dtype: of its numbers; "U" for text.
-        each: values in a list of fixed length, one list per step; 0: no list.
-    """
+    """A feature without parts."""
 
     name: str
     kind: str
@@ -432,12 +415,6 @@ _PICTURES = {(dtype, channels) for dtype in ("uint8", "uint16") for channels in 
 def decode(leaf: Leaf, values: list[bytes] | Array, steps: int, where: str) -> Array:
     """Return the values of a feature as an array (steps, ...).
 
-    Args:
-        leaf: the feature; one axis may be of any length if `steps` is 1, and pictures have the size of the first one.
-        values: of a record.
-        steps: how many steps the record has.
-        where: the file, record and feature, for a message.
-
     Raises:
         CorruptError: they are not as many, or not what the leaf says.
     """
@@ -461,7 +438,6 @@ def decode(leaf: Leaf, values: list[bytes] | Array, steps: int, where: str) -> A
     if leaf.kind == "text":
         texts = [value.decode() for value in values]
         width = max(map(len, texts), default=0)
-        refuse_vast(f"{where}: texts", 4 * width * len(texts), sum(map(len, values)), _TEXT)
         return np.array(texts, f"U{max(width, 1)}").reshape(shape)
     if leaf.kind == "picture":
         # A float is four channels of bytes.

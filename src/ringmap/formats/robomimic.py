@@ -40,8 +40,7 @@ from ringmap.formats.common.safe_hdf5 import (
     storable,
 )
 from ringmap.formats.common.source import (
-    DirectorySource,
-    EpisodeCache,
+    EpisodeSource,
     damage_named,
     offsets_of,
     stamp_of,
@@ -55,7 +54,7 @@ from ringmap.formats.common.transitions import (
     observations_of,
     refused_flag,
 )
-from ringmap.formats.common.untrusted import LARGEST_ROW, kind_at
+from ringmap.formats.common.untrusted import kind_at
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.storage.columns.schema import ColumnSpec, Schema
 from ringmap.storage.disk.system import NotAFileError
@@ -76,11 +75,8 @@ SPLITS = "mask"
 LENGTH = "num_samples"
 """The attribute of a demo with the number of its steps."""
 
-_TEXT = 1000
-"""Bytes that a byte of the file may become as text of one width."""
 
-
-class RobomimicSource(DirectorySource):
+class RobomimicSource(EpisodeSource):
     """The columns of a file of robomimic, as `StoredDataset` reads them.
 
     Args:
@@ -101,7 +97,7 @@ class RobomimicSource(DirectorySource):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         with damage_named(self.path):
-            file = self._handle()[0]
+            file = self._handle().file
             data = group_of(file, "data")
             self.fps = Facts.stated(data.attrs, PREFIX).fps
             numbered = [(int(m[1]), name) for name in data if (m := re.fullmatch(r"demo_(\d+)", name))]
@@ -166,46 +162,38 @@ class RobomimicSource(DirectorySource):
             found.append(known[links])
         return found
 
-    def _open(self) -> Any:
+    def _open_file(self) -> Any:
         import h5py
 
         if os.path.exists(self.path) and not os.path.isfile(self.path):  # a pipe would never end
             raise NotAFileError(self.path, kind_at(os.path.realpath(self.path)))
-        file = h5py.File(self.path, "r")
+        return h5py.File(self.path, "r")
 
-        def load(number: int, columns: Sequence[str]) -> dict[str, Array]:
-            found = {}
-            for name, column in datasets(file["data"][self._demos[number]]):
-                own = _OURS.get(name, name)
-                if own not in columns:
-                    continue
-                if len(column) != self.lengths[number]:
-                    raise CorruptError(
-                        f"{self.path}: {column.name} has {len(column)} rows, expected {self.lengths[number]}"
-                    )
-                found[own] = _rows(column)
-            return found
-
-        return file, EpisodeCache(load)
+    def _load(self, file: Any, number: int, columns: Sequence[str]) -> dict[str, Array]:
+        found = {}
+        for name, column in datasets(file["data"][self._demos[number]]):
+            own = _OURS.get(name, name)
+            if own not in columns:
+                continue
+            if len(column) != self.lengths[number]:
+                raise CorruptError(
+                    f"{self.path}: {column.name} has {len(column)} rows, expected {self.lengths[number]}"
+                )
+            found[own] = _rows(column)
+        return found
 
     def _witnesses(self) -> Sequence[str]:
         return (self.path,)
 
     def _kept(self, handle: Any) -> Any:
-        return stamp_of(os.fstat(handle[0].id.get_vfd_handle()))
+        return stamp_of(os.fstat(handle.file.id.get_vfd_handle()))
 
     def _release(self, handle: Any) -> None:
-        handle[0].close()
-
-    def _windows(
-        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
-    ) -> dict[str, Array]:
-        cache: EpisodeCache = handle[1]
-        return cache.windows(columns, self.offsets, starts, length, stride, self.schema)
+        handle.file.close()
 
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
         name = self._demos[episode]
-        demo = handle[0]["data"][name]
+        demo = handle.file["data"][name]
         found = {n: loaded(v) for n, v in demo.attrs.items() if n != LENGTH}
         for path in self._others[episode]:
             if path in found:
@@ -240,12 +228,6 @@ def _rows(column: Any) -> Array:
         rows: Array = column[()]
         return rows
     texts = np.asarray(column.asstr()[()])
-    width = max(map(len, texts.ravel().tolist()), default=0)
-    nbytes, stored = 4 * width * texts.size, os.stat(column.file.filename).st_size
-    if nbytes > max(LARGEST_ROW, _TEXT * stored):
-        raise CorruptError(
-            f"{column.file.filename}: {column.name}: texts would take {nbytes:,} bytes, and the file has {stored:,}"
-        )
     found: Array = texts.astype(str)
     return found
 

@@ -900,15 +900,6 @@ case("zarr", "chunks have 2**40 bytes", "chunks")(
 )
 
 
-@case("zarr", "a chunk becomes 1 GiB", "0.0")
-def _(at, out):
-    edit(
-        join(at, "data/action/.zarray"),
-        lambda body: body.update(compressor={"id": "gzip", "level": 9}),
-    )
-    write(join(at, "data/action/0.0"), gzip_of_zeros(256))
-
-
 case("zarr", "metadata is nested without end", ".zarray")(
     lambda at, out: write(join(at, "meta/episode_ends/.zarray"), b"[" * 1_000_000)
 )
@@ -1299,17 +1290,6 @@ def _(at, out):
         {"is_first": FLAG, "picture": picture},
         is_first=b"\x1a\x03\x0a\x01\x01",
         picture=sized(1, sized(1, png(60000, 60000))),
-    )
-
-
-@case("rlds", "100,000 texts are as wide as one of 60,000 characters", "texts")
-def _(at, out):
-    from tests.unit.formats.test_rlds import sized
-
-    count = 100_000
-    texts = sized(1, b"x" * 60_000) + b"\x0a\x00" * (count - 1)
-    one_record(
-        at, {"is_first": FLAG, "texts": {"text": {}}}, is_first=sized(3, sized(1, bytes(count))), texts=sized(1, texts)
     )
 
 

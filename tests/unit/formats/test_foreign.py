@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from ringmap.data import ReplayBuffer, convert, detect_format, get_format, load_dataset
-from ringmap.errors import CorruptError, InputError, UnsupportedError
-from ringmap.formats import minari as guard
+from ringmap.errors import InputError, UnsupportedError
 from ringmap.testing.datasets import make_episodes
 
 
@@ -56,10 +55,6 @@ def test_minari(tmp_path, monkeypatch):
     with h5py.File(tmp_path / "words/test-v0/data/main_data.hdf5", "r+") as file:
         file["episode_1/infos/extra"] = np.zeros(3)
     with pytest.warns(UserWarning, match=r"left out: episode 1 has \['info/extra', 'next_info/extra'\]"):
-        load_dataset(tmp_path / "words" / "test-v0").load_episode(1)
-    monkeypatch.setattr(guard, "LARGEST_ROW", 100)
-    monkeypatch.setattr(guard, "_COUNTED", 1 / 1000)
-    with pytest.raises(CorruptError, match="texts of up to 42 bytes"):  # as many as one heap may stand for
         load_dataset(tmp_path / "words" / "test-v0").load_episode(1)
 
 

@@ -9,7 +9,8 @@ Not here: reading and writing (formats/), datasets joined without a copy (datase
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from ringmap.datasets.stored_episodes import EpisodeStream, count_of, episodes_o
 from ringmap.errors import InputError
 from ringmap.formats.base import EPISODE_DATA_KEY, Format, validate_write_mode
 from ringmap.formats.catalog.load import load_arrays, open_stream, place_of
-from ringmap.formats.common.refusals import Drop
-from ringmap.formats.common.writer import fill
+from ringmap.formats.common.refusals import Drop, Refused, refusal, refused_where_none_fit
+from ringmap.formats.common.writer import EpisodeWriter, tell_facts
 from ringmap.formats.registry import resolve_format
 from ringmap.storage.columns.schema import ColumnSpec
 
@@ -191,7 +192,7 @@ def copy_episodes(
         for _, part in parts:
             yield from outlines_of(part, looks_at, with_data)
 
-    fill(chosen, dest, episodes, where, facts=facts, drop=left_out, ahead=ahead, options=options)
+    _fill(chosen, dest, episodes, where, facts=facts, drop=left_out, ahead=ahead, options=options)
 
 
 def bar(items: Iterable[Any], total: int, what: str) -> Iterable[Any]:
@@ -297,3 +298,49 @@ def _aligned(parts: list[tuple[str, Any]], drop: Drop, where: str) -> dict[str, 
             if text:
                 widths[column] = max(widths.get(column, mine.dtype), mine.dtype, key=lambda d: d.itemsize)
     return {name: dtype for name, dtype in widths.items() if dtype.itemsize}
+
+
+Ahead = Callable[
+    [Callable[[str, np.dtype[Any]], bool], bool],
+    Iterable[tuple[Mapping[str, Array], Mapping[str, Any]]],
+]
+"""Yields of each episode some columns and its data: called with which columns, by name and dtype, and whether the data
+are asked for."""
+
+
+def _fill(
+    format: type[Format],
+    path: str | os.PathLike[str],
+    episodes: Iterable[Mapping[str, Any]],
+    where: str,
+    *,
+    facts: Facts,
+    drop: Drop,
+    ahead: Ahead,
+    options: Mapping[str, Any],
+) -> None:
+    """Write episodes to a dataset of a format, if it can hold all of them: else nothing is created or changed."""
+    writer = format.open_writer(path, **options)
+    tell_facts(writer, facts, where)
+    left = (drop(episode) for episode in episodes)
+    some, refused = list(islice(left, 1)), Refused()
+    ours = writer if isinstance(writer, EpisodeWriter) else None
+    if ours is not None:
+        for first in some:
+            refused |= ours.refusals(first)
+        looks = type(ours).looks_at is not EpisodeWriter.looks_at or ours.looks_at_data
+        for columns, data in ahead(ours.looks_at, ours.looks_at_data) if looks else ():
+            refused |= {
+                **ours.refused_columns(drop.of(columns)),
+                **ours.refused_data(drop.of(data)),
+            }
+    elif not format.supports_episode_data:
+        for _, data in ahead(lambda name, dtype: False, True):
+            refused |= refused_where_none_fit(drop.of(data))
+    if refused:
+        raise refusal(refused, f"format {format.name!r}", where)
+    with writer as opened:
+        for episode in chain(some, left):
+            if ours is None and not format.supports_episode_data:
+                episode = {n: v for n, v in episode.items() if n != EPISODE_DATA_KEY}
+            opened.write_episode(episode)

@@ -65,11 +65,6 @@ def to_arrow(rows: Array | Encoded, kind: Any) -> Any:
 def from_arrow(column: Any, spec: ColumnSpec, path: str) -> Array:
     """Return the rows of a column, (T, ...); they may be Arrow's own memory. Text is as wide as its longest, at least.
 
-    Args:
-        column: an array, whole or in chunks.
-        spec: what the user sees.
-        path: of the dataset, for errors.
-
     Raises:
         UnsupportedError: a value is missing, or lists are not of one length.
         CorruptError: rows of bytes are of other sizes.

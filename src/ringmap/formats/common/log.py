@@ -90,12 +90,7 @@ TEXT_ROWS = "text"
 
 
 class Encoded:
-    """The steps of a column, encoded.
-
-    Args:
-        values: the bytes of one image per step, or of one video of all steps.
-        how: "png", "jpeg" or "mp4".
-    """
+    """The steps of a column, encoded: the bytes of an image each ("png", "jpeg"), or of one video of all ("mp4")."""
 
     __slots__ = ("how", "values")
 
@@ -181,11 +176,7 @@ class Place:
 
 class Log:
     """The records in a file. One process writes; any number of processes read the records that were complete when they
-    opened it.
-
-    Args:
-        path: of the file.
-    """
+    opened it."""
 
     def __init__(self, path: str) -> None:
         self._fd = -1
@@ -403,11 +394,6 @@ def base_of(lengths: Array) -> dict[str, Any]:
 class Pending:
     """The records of a log that a dataset lacks. It can be iterated more than once.
 
-    Args:
-        log: open.
-        lengths: of the dataset's episodes.
-        path: of the dataset, for messages.
-
     Raises:
         CorruptError: the log extends another dataset, or this one has changed in the meantime.
     """
@@ -441,11 +427,7 @@ class Pending:
 
 
 class Again:
-    """An iterable that calls a function for each iteration.
-
-    Args:
-        make: returns an iterator.
-    """
+    """An iterable that calls a function for each iteration."""
 
     def __init__(self, make: Callable[[], Iterable[Any]]) -> None:
         self._make = make
@@ -468,12 +450,7 @@ def pending_at(path: str) -> Log | None:
 
 
 def with_pending(path: str, source_of: Callable[[str], ColumnSource]) -> ColumnSource:
-    """Return the source of a dataset, with the episodes of its log.
-
-    Args:
-        path: of the dataset.
-        source_of: opens the dataset's own source.
-    """
+    """Return the source of a dataset, with the episodes of its log."""
     restore(os.path.realpath(path))
     log = pending_at(path)  # first the log: the dataset then has the records that are moved in the meantime
     source = source_of(path)
@@ -488,13 +465,7 @@ def with_pending(path: str, source_of: Callable[[str], ColumnSource]) -> ColumnS
 
 
 def open_logged(format: Any, path: str, options: dict[str, Any]) -> Any:
-    """Return the dataset of somebody else's format, with the episodes of its log.
-
-    Args:
-        format: a `Format`.
-        path: of the dataset.
-        options: for `open_reader`.
-    """
+    """Return the dataset of somebody else's format, with the episodes of its log."""
     from ringmap.datasets.joined import ConcatDataset
     from ringmap.datasets.stored import StoredDataset
 
@@ -536,13 +507,7 @@ class _Nothing:
 
 
 class _Joined:
-    """The columns of a dataset and of its log, for `StoredDataset`.
-
-    Args:
-        source: of the dataset.
-        log: open.
-        places: the records that the dataset lacks.
-    """
+    """The columns of a dataset and of its log, for `StoredDataset`."""
 
     _log: Log | None = None
 
@@ -644,11 +609,7 @@ class _Joined:
 
 
 def _with_texts(schema: Schema, other: Schema, path: str) -> Schema:
-    """Return a schema whose columns of text are as wide as those of a record, too.
-
-    Raises:
-        CorruptError: the record has other columns.
-    """
+    """Return a schema whose columns of text are as wide as those of a record, too."""
     if not schema.columns:
         return other
     its = {spec.name: spec for spec in other.columns}

@@ -38,13 +38,7 @@ def is_own(name: str) -> bool:
 
 
 def refusal(refused: Refused, what: str, where: str) -> InputError:
-    """Return the error that lists all that a target can't hold.
-
-    Args:
-        refused: all of it.
-        what: the target.
-        where: the call to name.
-    """
+    """Return the error that lists all that a target can't hold."""
     each, names = "; ".join(refused), list(dict.fromkeys(refused.values()))
     return InputError(
         f"{where}: {what} can't hold {each}; nothing was written. Convert what you need, or leave it out: drop={names}"
@@ -59,10 +53,6 @@ def refused_where_none_fit(data: Iterable[str]) -> Refused:
 
 class Drop:
     """The columns and data of episodes that a copy leaves out.
-
-    Args:
-        names: of columns, and of data of episodes; a single name may stand alone.
-        where: the call to name in an error.
 
     Raises:
         ArgumentTypeError: they are no names.

@@ -228,9 +228,6 @@ def refused_attribute(name: str, value: Any) -> str | None:
 def refused_names(columns: Iterable[tuple[str, str, np.dtype[Any]]]) -> dict[str, str]:
     """Return which columns can't be datasets side by side, by their names or dtypes: name -> why.
 
-    Args:
-        columns: what to call the column, its path in the file, its dtype.
-
     Cost: about 5 ms for new columns; 10 us for those that were asked for before.
     """
     asked = ((n, path, np.dtype("U1") if d.kind == "U" else d) for n, path, d in columns)

@@ -14,6 +14,7 @@ Not here: tensors, clips (`ringmap.datasets.stored`); how rows are found (each f
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import struct
 import threading
@@ -45,6 +46,7 @@ __all__ = [
     "DecodingSource",
     "DirectorySource",
     "EpisodeCache",
+    "EpisodeSource",
     "damage_named",
     "fits",
     "mark_of",
@@ -307,14 +309,10 @@ CACHE_NBYTES = 256 << 20
 
 
 class EpisodeCache:
-    """Episodes by number; the least recently used one is dropped first.
+    """Episodes by number; the least recently used one is dropped first."""
 
-    Args:
-        load: episode, names of columns -> column -> array (T, ...), of these columns at least.
-    """
-
-    def __init__(self, load: Callable[[int, Sequence[str]], dict[str, Array]]) -> None:
-        self._load = load
+    def __init__(self, load: Callable[[int, Sequence[str]], dict[str, Array]], file: Any = None) -> None:
+        self._load, self.file = load, file
         self._lock = threading.RLock()
         self._held: OrderedDict[int, dict[str, Array]] = OrderedDict()
         self._nbytes = 0
@@ -369,17 +367,38 @@ class EpisodeCache:
         return {name: v.reshape(*rows.shape, *v.shape[1:]) for name, v in found.items()}
 
 
+class EpisodeSource(DirectorySource):
+    """A source that loads whole episodes, and keeps those in use: a subclass supplies `_load`, and `_open_file`."""
+
+    _units: Array | None = None
+    """The first row of each unit that is loaded; None: of each episode."""
+
+    def _open_file(self) -> Any:
+        """Return what is kept open, None for nothing."""
+        return None
+
+    def _load(self, file: Any, number: int, columns: Sequence[str]) -> dict[str, Array]:
+        """Return at least these columns of an episode, as far as it has them."""
+        raise NotImplementedError
+
+    def _open(self) -> Any:
+        file = self._open_file()
+        return EpisodeCache(functools.partial(self._load, file), file)
+
+    def _windows(
+        self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
+    ) -> dict[str, Array]:
+        cache: EpisodeCache = handle
+        units = self.offsets if self._units is None else self._units
+        return cache.windows(columns, units, starts, length, stride, self.schema)
+
+
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 """Of splitmix64."""
 
 
 def mark_of(lengths: Array, offsets: Array, before: Array | None = None) -> Array:
     """Return the mark of a table, (2,) uint64: how many episodes, and the sum of their hashes.
-
-    Args:
-        lengths: of the episodes.
-        offsets: of their first rows.
-        before: the mark of the episodes in front of them.
 
     Example:
         >>> whole = mark_of(np.array([4, 4, 4]), np.array([0, 4, 8]))

@@ -66,11 +66,6 @@ def lock_folder(path: str) -> int:
 class Staging:
     """A folder in which a dataset is built, from the lock on it to the swap.
 
-    Args:
-        path: of the future dataset.
-        items: names of the files and folders of the dataset, side by side; the main one first.
-        owns: which files belong to a dataset of this format.
-
     Raises:
         LockedError: another writer is building there.
     """
@@ -189,11 +184,7 @@ def _has_plan(folder: str) -> bool:
 
 
 def _read_plan(path: str, folder: str) -> dict[str, list[Any]]:
-    """Return a validated plan: it may come with an untrusted dataset.
-
-    Raises:
-        CorruptError: it is not a plan, or would create or replace anything but the dataset and its side table.
-    """
+    """Return a validated plan: it may come with an untrusted dataset."""
     file, name = os.path.join(folder, PLAN), os.path.basename(path)
     plan = read_json(file)
     ours = {name, name.removesuffix(".lance") + "_episodes.lance"}

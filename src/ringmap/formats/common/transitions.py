@@ -92,14 +92,6 @@ def is_loose_flag(name: str, dtype: np.dtype[Any]) -> bool:
 class Steps:
     """The columns of an episode as steps.
 
-    Args:
-        columns: name -> array, all of one length.
-        observations: their names.
-        reward_at: where rewards and flags stand, if no column says what followed: "next", with the observation that
-            came with them, or "same", with the action; None: not known.
-        final_row: whether the last row is then an observation alone; None: if rewards stand at the "next" one.
-        where: the method to name in an error.
-
     Raises:
         InputError: it has no step; some observations have a next one and others not, or not that of the next row; there
             are rewards or flags, and it is not known where.

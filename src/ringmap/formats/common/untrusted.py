@@ -142,10 +142,6 @@ def refuse_links(root: str, skip: Iterable[str] = ()) -> None:
     """Raise if anything below a folder is a link, or neither file nor folder.
 
     Cost: reads the names of all folders in it; for formats whose library opens files by itself.
-
-    Args:
-        root: the folder.
-        skip: names in it that are not looked at.
     """
     if (kind := kind_at(root)) != "a folder":
         raise CorruptError(f"{root}: is {kind or 'a file'}, expected a folder of the dataset")
@@ -171,14 +167,8 @@ def check_row(path: str, name: Any, nbytes: int) -> None:
 
 
 def refuse_vast(what: str, declared: int, stored: int, ratio: int) -> None:
-    """Raise if more is declared than the bytes that are stored can hold.
-
-    Args:
-        what: file and column, for the message.
-        declared: bytes once read.
-        stored: bytes in the file.
-        ratio: bytes that one stored byte may become. A few MiB are never worth the question.
-    """
+    """Raise if more bytes are declared than those stored can hold, of which one may become `ratio`. A few MiB are never
+    worth the question."""
     if declared > max(_FEW, ratio * stored):
         raise CorruptError(
             f"{what}: declares {declared:,} bytes, but {stored:,} are stored, which can hold at most "

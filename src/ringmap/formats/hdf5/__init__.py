@@ -93,11 +93,6 @@ _DEEPEST = 32
 class Column:
     """A column of an open file.
 
-    Args:
-        name: the column's name, which the link's may differ from.
-        dataset: where it lies.
-        fd: of its file, to read it; -1 for a file that is written.
-
     Raises:
         CorruptError: it lies outside the file.
     """
@@ -192,15 +187,7 @@ def strange_in(rows: Array) -> Array:
 def create_columns(
     root: Any, schema: Schema, chunk_nbytes: int, filters: dict[str, Any], nested: bool
 ) -> dict[str, Column]:
-    """Create empty columns.
-
-    Args:
-        root: of a file.
-        schema: of the columns.
-        chunk_nbytes: about how large a chunk is.
-        filters: compression, as `h5py.Group.create_dataset` takes it; none for text.
-        nested: whether a column whose name is a path gets groups, as far as HDF5 can.
-    """
+    """Create empty columns."""
     made = {}
     for spec in schema.columns:
         rows = max(1, min(chunk_nbytes // max(spec.row_nbytes, 1), MAX_CHUNK_ROWS))
@@ -241,13 +228,7 @@ def _place_of(root: Any, name: str, others: Collection[str]) -> tuple[Any, str]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What an open file holds beside its table of episodes.
-
-    Args:
-        columns: by name, in the order in which they were created.
-        unsupported: name -> what it is, of columns that are sound, and of a type that none has here.
-        others: the paths of what is no column: single values, arrays below a group with too few rows.
-    """
+    """What an open file holds beside its table of episodes."""
 
     columns: dict[str, Column]
     unsupported: dict[str, str]
@@ -256,11 +237,6 @@ class Found:
 
 def find_columns(root: Any, rows: int, fd: int = -1) -> Found:
     """Return the columns of an open file: its datasets; one below a group is named by its path.
-
-    Args:
-        root: the file.
-        rows: as many as the episodes need.
-        fd: of the file, to read it.
 
     Raises:
         CorruptError: a link that leads elsewhere, a column with too few rows, or a name that two have.
@@ -451,15 +427,8 @@ _MOST_CHUNKS = 1 << 22
 
 
 class Direct:
-    """The chunks of a column in an open file. Any number of threads may read while it stays open.
-
-    Args:
-        fd: of the file; it stays its owner's.
-        dtype: of a value, as it is stored and in memory.
-        row: shape of a row.
-        step: rows of a chunk.
-        places: where each chunk begins, in bytes; -1 where none was written.
-    """
+    """The chunks of a column in an open file, by the byte at which each begins, -1 where none was written. Any
+    number of threads may read while the file stays open."""
 
     def __init__(self, fd: int, dtype: np.dtype[Any], row: tuple[int, ...], step: int, places: Array) -> None:
         self._dtype, self._row, self._step, self._places = dtype, row, step, places

@@ -44,12 +44,7 @@ class JournaledFile:
     """A file object for h5py whose changes reach the file at `commit`, together.
 
     Its callbacks never raise, because HDF5 goes on after an exception with half of its state:
-    what went wrong is kept in `error`, and `commit` raises it. A forked child's copy changes nothing.
-
-    Args:
-        fd: the file, open for reading and writing, locked; it stays the caller's.
-        path: its path, beside which the journal is kept.
-    """
+    what went wrong is kept in `error`, and `commit` raises it. A forked child's copy changes nothing."""
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
@@ -259,13 +254,7 @@ _MOST = 16 << 30
 
 
 def write(fd: int, size: int, records: Sequence[tuple[int, bytes, bytes]]) -> None:
-    """Write a journal: once this returns, the commit is decided.
-
-    Args:
-        fd: the journal.
-        size: of the file, after the commit.
-        records: `(page, content before, content after)`.
-    """
+    """Write a journal: once this returns, the commit is decided."""
     digest = xxhash.xxh3_64_intdigest
     body = b"".join(
         part

@@ -32,7 +32,7 @@ import numpy as np
 from ringmap.errors import CorruptError, InputError, UnknownFormatError, UnsupportedError
 from ringmap.formats.common.arrow import leaves
 from ringmap.formats.common.log import FILM, Encoded
-from ringmap.formats.common.source import DecodingSource, EpisodeCache, damage_named, offsets_of, steps_of
+from ringmap.formats.common.source import DecodingSource, EpisodeSource, damage_named, offsets_of, steps_of
 from ringmap.formats.common.untrusted import (
     LARGEST_PICTURE,
     check_row,
@@ -58,8 +58,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _STEPS_PER_BYTE = 100
 """Rows that a byte of Parquet may hold; the number of each takes a few bits."""
-
-_LONGEST_TASK = 1 << 16
 
 _COUNTERS = ("episode_index", "frame_index", "index")
 """Columns of the layout itself, which `meta/info.json` need not describe."""
@@ -103,7 +101,7 @@ class StoredPictures:
     info: dict[str, Any]
 
 
-class LeRobotSource(DecodingSource):
+class LeRobotSource(DecodingSource, EpisodeSource):
     """The columns of a LeRobot dataset, as `StoredDataset` reads them.
 
     Args:
@@ -194,11 +192,7 @@ class LeRobotSource(DecodingSource):
         refuse_vast(f"{self.path}: rows of all episodes", steps, stored, _STEPS_PER_BYTE)
 
     def _file(self, template: str, **names: Any) -> str:
-        """Return the path that a template of `info.json` stands for; nothing outside of the folder is one.
-
-        Raises:
-            CorruptError: it leads elsewhere, or asks for more than to put numbers and a name in their places.
-        """
+        """Return the path that a template of `info.json` stands for; nothing outside of the folder is one."""
         given = self._info[template]
         if not isinstance(given, str) or len(given) > 1000:
             raise CorruptError(f"{self.path}: {template} in meta/info.json is {given!r}, expected a path")
@@ -313,16 +307,12 @@ class LeRobotSource(DecodingSource):
             file_index=episode[f"{key}/file_index"],
         )
 
-    def _open(self) -> Any:
-        return EpisodeCache(self._load_rows)
-
     def _windows(
         self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
     ) -> dict[str, Array]:
-        cache: EpisodeCache = handle
         specs = {spec.name: spec for spec in self.schema.columns}
         plain = [name for name in columns if name not in self._videos]
-        found = cache.windows(plain, self.offsets, starts, length, stride, self.schema) if plain else {}
+        found = super()._windows(handle, plain, starts, length, stride) if plain else {}
         rows = steps_of(starts, length, stride)
         for name in columns:
             if name in self._videos:
@@ -401,11 +391,11 @@ class LeRobotSource(DecodingSource):
         finally:
             rows.close()
 
-    def _load_rows(self, episode: int, columns: Sequence[str]) -> dict[str, Array]:
+    def _load(self, file: Any, number: int, columns: Sequence[str]) -> dict[str, Array]:
         """Return columns of an episode, none of them a video."""
         named = self._names_tasks and "task" in columns
         wanted = {*columns, "task_index"} if named else set(columns)
-        row = self._episodes[episode]
+        row = self._episodes[number]
         path = self._rows_of(row)
         _refuse_rows(path)
         rows = EpisodeRows(path, row["episode_index"], row["length"])
@@ -439,10 +429,6 @@ class LeRobotSource(DecodingSource):
 def depth_table(feature: Mapping[str, Any], bits: int) -> Array | None:
     """Return the millimetres, uint16, that each code of a video of depth stands for; None where its numbers are no
     codes.
-
-    Args:
-        feature: of `info.json`; parameters that it does not name have LeRobot's defaults.
-        bits: of a number in the video.
 
     Raises:
         CorruptError: the parameters make no sense.
@@ -503,11 +489,7 @@ def _tasks(path: str) -> dict[int, str]:
     texts = next((v for k, v in table.items() if k != "task_index"), None)
     if texts is None:
         return {}
-    found = {int(i): str(t) for i, t in zip(table["task_index"], texts, strict=True)}
-    longest = max(map(len, found.values()), default=0)
-    if longest > _LONGEST_TASK:  # each step gets room for the longest
-        raise CorruptError(f"{file}: a task of {longest:,} characters, expected at most {_LONGEST_TASK:,}")
-    return found
+    return {int(i): str(t) for i, t in zip(table["task_index"], texts, strict=True)}
 
 
 def _refuse_rows(path: str) -> None:
@@ -520,11 +502,7 @@ def _refuse_rows(path: str) -> None:
 
 def _image_shape(shape: tuple[int, ...], names: Any) -> tuple[int, int, int]:
     """Return height, width, channels, whichever way round the file has them: by the names of its axes, else by their
-    sizes.
-
-    Raises:
-        UnsupportedError: it has no three axes.
-    """
+    sizes."""
     if len(shape) == 2:
         return *shape, 1
     if len(shape) != 3:
@@ -549,11 +527,6 @@ _BATCH_NBYTES = 1 << 16
 
 class EpisodeRows:
     """The rows of an episode in an open file.
-
-    Args:
-        path: of the file.
-        episode: its index.
-        length: its steps.
 
     Raises:
         CorruptError: the file has another number of rows of it.

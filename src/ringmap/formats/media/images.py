@@ -174,13 +174,7 @@ def refuse_unheld(codec: str, images: Array) -> None:
 
 
 def misfit(found: Picture, spec: ColumnSpec, cropped: bool = False) -> bool:
-    """Return whether a picture is not one of a column: of another size, or with values that the column can't hold.
-
-    Args:
-        found: the picture's header.
-        spec: the column; grey fits into three channels.
-        cropped: whether the column's pictures are a part of it.
-    """
+    """Return whether a picture is not one of a column: of another size, or with values that the column can't hold."""
     height, width, channels = spec.shape
     size = (found.height < height or found.width < width) if cropped else (found.height, found.width) != (height, width)
     return size or found.dtype != spec.dtype or (found.channels != channels and (found.channels, channels) != (1, 3))
@@ -227,12 +221,7 @@ def _opened(file: Any, what: str) -> Iterator[tuple[Any, Picture, str]]:
     """Open a picture, bytes or a path, in a `with` block, whatever its name says: yield it, its header, and what to
     call it.
 
-    Pillow recognises formats by their first bytes, and supports some that run programs (EPS: Ghostscript).
-
-    Raises:
-        CorruptError: it is neither PNG, JPEG nor TIFF, has too many pixels, or can't be decoded.
-        UnsupportedError: its values would be changed.
-    """
+    Pillow recognises formats by their first bytes, and supports some that run programs (EPS: Ghostscript)."""
     from PIL import Image, UnidentifiedImageError
 
     where = what if isinstance(file, bytes | memoryview) else f"{what}: {file}"
@@ -452,13 +441,7 @@ def resized(frame: Array, shape: tuple[int, int], resample: int) -> Array:
 
 
 def in_threads(call: Callable[[Any], Any], items: list[Any], least: int = _MIN_PER_THREAD) -> list[Any]:
-    """Return the result of `call` for each item, in order, with one thread per core available to this process.
-
-    Args:
-        call: releases the GIL most of the time.
-        items: its arguments.
-        least: the number of items that are worth a thread.
-    """
+    """Return the result of `call` for each item, in order, with one thread per core available to this process."""
     pool, threads = _threads()
     size = max(least, -(-len(items) // threads))
     if pool is None or len(items) <= size:

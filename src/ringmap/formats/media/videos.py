@@ -204,11 +204,7 @@ def open_video(file: Any, fps: int) -> VideoWriter:
 
 
 class Decoder:
-    """A video file that stays open. One thread at a time.
-
-    Args:
-        path: of the file; or what to call it, where its bytes are given.
-        data: what is in it.
+    """A video file that stays open, or one whose bytes are given, and `path` what to call it. One thread at a time.
 
     Raises:
         CorruptError: it is not a video.
@@ -343,11 +339,7 @@ class Decoder:
 
 
 def _picture(kind: Any, height: int, width: int, where: str) -> Picture:
-    """Return what frames of a pixel format are, and in `how` whether its planes are "gray", "rgb" or "yuv".
-
-    Raises:
-        UnsupportedError: it has another dtype than integers of up to 16 bits, or no planes of colours.
-    """
+    """Return what frames of a pixel format are, and in `how` whether its planes are "gray", "rgb" or "yuv"."""
     found = _planes_of(kind.name)
     if found is None:
         raise UnsupportedError(f"{where}: frames of {kind.name}, whose values would be changed; convert it")
@@ -455,14 +447,8 @@ def copy_frames(decoders: Decoders, path: str, first: int, count: int) -> bytes 
 
 
 def decode_runs(decoders: Decoders, out: Array, episodes: Array, frames: Array, path_of: Callable[[int], str]) -> None:
-    """Decode frame `frames[i]` of `path_of(episodes[i])` into `out[i]`: an episode's in one go, in parallel.
-
-    Args:
-        decoders: open files.
-        out: (n, H, W, C), of the dtype that the frames have.
-        episodes: (n,), each episode's together.
-        frames: (n,), ascending within an episode.
-        path_of: where an episode's video lies.
+    """Decode frame `frames[i]` of `path_of(episodes[i])` into `out[i]`, (H, W, C) each: an episode's in one go, in
+    parallel. Those of an episode lie together, and ascend.
 
     Raises:
         CorruptError: one can't be read.

@@ -74,13 +74,7 @@ _DEEPEST = 32
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, and the array that holds it.
-
-    Args:
-        spec: what the user sees.
-        array: the array; None of a column of size 0.
-        name: of the array.
-    """
+    """A column, and the array that holds it."""
 
     spec: ColumnSpec
     array: Any
@@ -154,13 +148,7 @@ def episode_ends(group: Any, path: str) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a dataset holds beside its table of episodes.
-
-    Args:
-        columns: in order.
-        unsupported: name -> what it is, of columns that are sound and not read.
-        others: the paths of arrays that are no column: single values, those with too few rows, those outside of `data`.
-    """
+    """What a dataset holds beside its table of episodes."""
 
     columns: list[Column]
     unsupported: dict[str, str]
@@ -468,13 +456,7 @@ class ZarrSource(DirectorySource):
 
 
 class _Handle:
-    """An open group, and chunks of it.
-
-    Args:
-        group: open.
-        path: of its folder.
-        refuse_newer: called with the path of a file after it was read.
-    """
+    """An open group, and chunks of it."""
 
     def __init__(self, group: Any, path: str, refuse_newer: Callable[[str], None]) -> None:
         self.group = group
