@@ -3,7 +3,7 @@
 What is read is the buffer as it was when it was opened. To write one, make a `ReplayBuffer` with
 `path=`; its writer may be at work meanwhile.
 Invariants: an episode that the buffer's writer evicted since is an error, never other rows.
-Not here: how a buffer is read (storage/read/reader.py), live reading (`ReplayBuffer.open`).
+Not here: how a buffer is read (storage/), live reading (`ReplayBuffer.open`).
 """
 
 from __future__ import annotations

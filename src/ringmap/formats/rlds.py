@@ -9,9 +9,19 @@ It is read in order, since nothing in it says how many steps an episode has: `co
 Columns: the features of a step under their own names; `is_terminal` is the column `terminated`, and `truncated` is true
 at the last step if that is not terminal. A reward stands in the row of its action. Other features are episode data,
 with `split`.
-Source: google-research/rlds, README, "Dataset Format"; TensorFlow Datasets, `tfds.features`.
-Not here: files of records (records.py), their wire format (example.py), values (features.py), writing, which needs
-TFDS.
+A record is walked by the lengths of its fields:
+
+    TFRecord      length (8 bytes), its checksum (4), the record, its checksum (4)      CRC32C, masked
+    ArrayRecord   read by the package `array_record` (extra `rlds`), which checks what it reads
+    Example   { Features = 1 }
+    Features  { map = 1, of name = 1 and Feature = 2 }
+    Feature   { list of bytes = 1, of floats = 2 or of integers = 3 }       each list { value = 1, repeated }
+
+Invariants: reads only; whole records, in order, one of TFRecord after its checksum was compared; a length never reaches
+beyond what holds it.
+Source: google-research/rlds, README, "Dataset Format"; TensorFlow Datasets, `tfds.features`; TensorFlow, "TFRecords
+format details", `example.proto` and `feature.proto`; Protocol Buffers documentation, Encoding; google/array_record.
+Not here: writing, which needs TFDS.
 """
 
 from __future__ import annotations

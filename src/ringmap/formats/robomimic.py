@@ -10,7 +10,7 @@ Columns: obs/<key>, next_obs/<key>, action, reward, done, and all else that has 
 name. The splits of an episode are its data `mask`; other attributes of a demo, and arrays of another length
 (`initial_state/...` of Isaac Lab has one row), are its data too.
 Source: robomimic documentation, Dataset Structure.
-Not here: writing (writer.py).
+Not here: the log (common/writer.py), steps out of rows (common/transitions.py).
 """
 
 from __future__ import annotations

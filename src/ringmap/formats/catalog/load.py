@@ -5,6 +5,9 @@
     "user/repo"       $STABLEWM_HOME/datasets/user/repo, or user--repo, where stable-worldmodel
                       keeps what it downloaded
 
+    "minari:name"     prefix up to the first ":": its loader, called with the rest. The built-in ones look in
+                      the download folder of the library of that name
+
 Not here: reading (formats/), downloading.
 """
 

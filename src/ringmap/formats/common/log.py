@@ -8,7 +8,12 @@ has it beside it, as `NAME.ringmap-log`. Neither is hidden: `cp DIR/* NEW/` leav
 episodes with them. An episode is written once its record is complete.
 Invariants: records have consecutive episode numbers, so that a record whose episode the dataset already has is known;
 bytes after an incomplete record do not count; a log that a reader has open is replaced, never truncated.
-Not here: when records are moved into the dataset (writer.py), how they are read (pending.py).
+A reader changes nothing, and reads each episode once whose write had returned when the log was opened:
+
+    source of the format   rows 0 ... N             | one `ColumnSource`, without a visible
+    records of the log     rows N ...               | boundary between the two
+
+Not here: when records are moved into the dataset (writer.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Invariants: a file is replaced atomically; an array read from a stored archive is a map of the file; no
 memory is allocated for a shape that the archive does not hold.
-Not here: which columns there are (tabular.py).
+Not here: which columns there are (each format).
 """
 
 from __future__ import annotations

@@ -1,8 +1,13 @@
-"""The tree of an HDF5 file that another program wrote: its root, and all datasets below a group.
+"""HDF5 files of other programs: what they hold, and a trial, in memory, of what they can hold.
 
     root --fits--> which format it is        group --datasets--> ("obs/camera", dataset), ...
 
-Invariants: reads only; no link to elsewhere is followed, nothing is opened that its file can't hold.
+    attribute, name of a dataset -> a file in memory -> read back -> equal? else why not
+
+HDF5's limits (64 KB an attribute, no NUL in names and texts, UTF-8 alone, a name that is a group and a dataset) are not
+listed here: h5py is asked, before an episode is logged that could not be exported.
+Invariants: reads only; nothing on the disk is touched; no link to elsewhere is followed, nothing is opened that its
+file can't hold.
 Not here: the layouts (d4rl.py, robomimic, minari, hdf5).
 """
 

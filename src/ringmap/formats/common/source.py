@@ -8,6 +8,14 @@
 A witness is a file that every program writes which makes a dataset, and that no writer of ours changes when it appends.
 Invariants: a pickle holds a path and the episode table, never a handle or data; a dataset whose files are overwritten
 while it is open gives what it opened, or refuses: two datasets are never mixed.
+Formats without random access load whole episodes, of which at most `CACHE_NBYTES`, or one episode, are held.
+
+Data of episodes that lie beside the table of episodes, in the order of its rows, know which these were:
+
+    table   (first row, steps) of episode 0, 1, 2, ...  --mark_of-->  how many, and a sum of hashes
+    data    of episode 0, 1, 2, ..., and the mark of the table as it was when they were written
+
+Another program that removes an episode changes the table, and does not know of the data: the mark tells.
 Not here: tensors, clips (`ringmap.datasets.stored`); how rows are found (each format).
 """
 

@@ -8,6 +8,9 @@
 
 pyarrow reads the tables, PyAV the videos (the extra `lerobot`); LeRobot's own package is not needed.
 Source: LeRobot documentation, LeRobotDataset v3.0.
+Rows of an episode are read in batches, straight into arrays: beside these a sixteenth of a column is held, or 64 KiB,
+and a
+page of the file.
 Not here: writing (writer.py), frames (media/videos.py), older versions (LeRobot converts them), downloads.
 """
 

@@ -4,7 +4,8 @@
                                             -> packed by codecs of the list; a header names no more than a chunk
 
 Zarr's metadata names the codecs that read a chunk, and one of numcodecs unpickles, which runs whatever code
-the file brings. Others make room by a number in the chunk. This store checks both before zarr-python sees the file. When it writes, it holds metadata back until `publish`, so that after a kill lengths and tables name no
+the file brings. Others make room by a number in the chunk. This store checks both before zarr-python sees the file.
+When it writes, it holds metadata back until `publish`, so that after a kill lengths and tables name no
 rows that are missing.
 Invariants: an array whose metadata names a codec that is not listed, or vast chunks, is not opened; a file is
 replaced in one step.
