@@ -160,8 +160,8 @@ def refuse_sparse(path: str, name: str, dataset: Any) -> None:
             f"{LARGEST_ROW:,} bytes each"
         )
     ratio = _FILTERED if plist.get_nfilters() else 1
-    stored = dataset.id.get_storage_size()
-    refuse_vast(f"{path}: column {name!r}", dataset.shape[0] * row, stored, ratio)
+    # The file's length, not what HDF5 says is stored: for that it would walk the places of all chunks.
+    refuse_vast(f"{path}: column {name!r}", dataset.shape[0] * row, dataset.file.id.get_filesize(), ratio)
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
