@@ -125,7 +125,7 @@ def datasets(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str
         if isinstance(member, h5py.Group):
             yield from datasets(member, f"{prefix}{name}/", depth + 1)
         elif isinstance(member, h5py.Dataset):
-            refuse_sparse(member.file.filename, member.name, member)
+            refuse_sparse(member.file.filename, member.name.lstrip("/"), member)
             yield prefix + name, member
 
 

@@ -55,7 +55,7 @@ from ringmap.formats.builtin import HDF5
 from ringmap.formats.common import disk
 from ringmap.formats.common.log import Record, groups_of
 from ringmap.formats.common.names import ESCAPED, escape, quoted, unescape
-from ringmap.formats.common.safe_hdf5 import check_link, has_own, is_c_text, is_text, loaded, refuse_sparse
+from ringmap.formats.common.safe_hdf5 import datasets, has_own, is_c_text, is_text, loaded, refuse_sparse
 from ringmap.formats.common.source import (
     DirectorySource,
     damage_named,
@@ -87,8 +87,6 @@ MAX_CHUNK_ROWS = 16384
 
 _CACHE_NBYTES = 32 << 20
 
-_DEEPEST = 32
-
 
 class Column:
     """A column of an open file.
@@ -100,7 +98,6 @@ class Column:
     def __init__(self, name: str, dataset: Any, fd: int = -1) -> None:
         self._fd = fd
         self.dataset = dataset
-        refuse_sparse(dataset.file.filename, name, dataset)
         stored = dataset.dtype
         given = dataset.attrs.get(DTYPE_ATTRIBUTE)
         self.is_text = is_text(stored)
@@ -242,9 +239,10 @@ def find_columns(root: Any, rows: int, fd: int = -1) -> Found:
         CorruptError: a link that leads elsewhere, a column with too few rows, or a name that two have.
     """
     path, found = root.file.filename, Found({}, {}, [])
-    for place, dataset in _datasets(root):
+    for place, found_there in datasets(root):
         if place in (EPISODE_LENGTHS, EPISODE_OFFSETS):
             continue
+        dataset = _cached(found_there)
         given = dataset.attrs.get(NAME_ATTRIBUTE)
         try:
             name = str(json.loads(given)) if isinstance(given, str) else place
@@ -268,38 +266,21 @@ def find_columns(root: Any, rows: int, fd: int = -1) -> Found:
     return found
 
 
-def _datasets(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the dataset of all that is below a group."""
-    if depth > _DEEPEST:  # a group that holds itself
-        raise CorruptError(f"{group.file.filename}: {group.name} is nested too deep")
-    for link in group:
-        check_link(group, link)
-        dataset = open_dataset(group, link)
-        if dataset is not None:
-            yield prefix + link, dataset
-        elif isinstance(found := group.get(link), h5py.Group):
-            yield from _datasets(found, f"{prefix}{link}/", depth + 1)
-
-
-def open_dataset(group: Any, link: str) -> Any:
-    """Open a dataset with a chunk cache that suits it, or return None when `link` is no dataset.
-
-    Without filters there is none: HDF5 then reads just the rows asked for, not their whole chunk.
+def _cached(found: Any) -> Any:
+    """Return a dataset with a chunk cache that suits it: without filters none, for HDF5 then reads just the rows asked
+    for, not their whole chunk.
 
     Raises:
         MissingExtraError: a filter that this file needs is not there.
     """
-    found = group.get(link)
-    if not isinstance(found, h5py.Dataset):
-        return None
     plist = found.id.get_create_plist()
     filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
     for code in filters:
         if not h5py.h5z.filter_avail(code):
-            _bring_filters(group.file.filename, link, code)
+            _bring_filters(found.file.filename, found.name.lstrip("/"), code)
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_chunk_cache(521, _CACHE_NBYTES if filters else 0, 0.75)
-    return h5py.Dataset(h5py.h5d.open(group.id, link.encode(errors="surrogateescape"), access))
+    return h5py.Dataset(h5py.h5d.open(found.file.id, found.name.encode(errors="surrogateescape"), access))
 
 
 def link_name(column: str) -> str:
