@@ -9,8 +9,8 @@ import pytest
 
 from ringmap.data import get_format, list_formats, load_dataset
 from ringmap.errors import ExistsError, LockedError
+from ringmap.formats.builtin import Zarr
 from ringmap.formats.common.writer import EpisodeWriter
-from ringmap.formats.zarr import Zarr
 from ringmap.formats.zarr.store import InsideStore
 from tests.unit.formats import test_exported, test_folder, test_hdf5, test_lance, test_parquet, test_video, test_zarr
 
