@@ -178,7 +178,7 @@ def test_columns_come_back_equal_or_are_refused_ahead_of_the_log(tmp_path, name)
 
 @pytest.mark.parametrize("name", [name for name in ("robomimic", "minari") if name in FORMATS])
 def test_control_without_the_trial_one_episode_stops_them_all(tmp_path, name, monkeypatch):
-    module = import_module(f"ringmap.formats.{name}.writer")
+    module = import_module(f"ringmap.formats.{name}")
     monkeypatch.setattr(module, "refused_attribute", lambda *_: None)
     writer = get_format(name).open_writer(place(tmp_path, name), **OPTIONS[name])
     with pytest.raises(InputError, match="can't be moved out of"), writer:
