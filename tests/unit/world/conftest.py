@@ -13,14 +13,16 @@ def _registered():
 
 @pytest.fixture
 def make():
-    """Make worlds that are closed in the end."""
+    """Make worlds, with a policy, that are closed in the end."""
     from ringmap import World
 
     made = []
 
-    def build(name="RingmapTest/Proof-v0", num_envs=3, image_shape=None, **options):
+    def build(name="RingmapTest/Proof-v0", num_envs=3, image_shape=None, policy=None, **options):
         options.setdefault("add_pixels", image_shape is not None)
         made.append(World(name, num_envs, image_shape, **options))
+        if policy is not None:
+            made[-1].set_policy(policy)
         return made[-1]
 
     yield build

@@ -36,8 +36,7 @@ def buf():
 def test_an_environment_that_breaks_its_contract(make, buf, fault, message, workers):
     at = (1, 0) if fault == "reset" else (1, 2)
     workers = workers or 2 * (fault == "dies")
-    world = make("RingmapTest/Faulty-v0", 2, fault=fault, at=at, workers=workers)
-    world.set_policy(still)
+    world = make("RingmapTest/Faulty-v0", 2, fault=fault, at=at, workers=workers, policy=still)
     with pytest.raises(RolloutError, match=message):
         world.collect(writer=buf, episodes=6, seed=10)
     assert sorted(buf.get_episode_data()["seed"]) == [10, 11], "what was collected before is gone"
@@ -45,8 +44,7 @@ def test_an_environment_that_breaks_its_contract(make, buf, fault, message, work
 
 
 def test_the_buffer_can_be_gone_on_with(make, buf):
-    world = make("RingmapTest/Faulty-v0", 2, fault="step", at=(1, 2))
-    world.set_policy(still)
+    world = make("RingmapTest/Faulty-v0", 2, fault="step", at=(1, 2), policy=still)
     with pytest.raises(RolloutError):
         world.collect(writer=buf, episodes=6, seed=10, resume=True)
     world.collect(writer=buf, episodes=6, seed=10, resume=True)  # its third episode goes well
@@ -54,8 +52,7 @@ def test_the_buffer_can_be_gone_on_with(make, buf):
 
 
 def test_what_comes_with_the_first_step_is_blank_before(make, buf):
-    world = make("RingmapTest/Faulty-v0", 2, fault="late")
-    world.set_policy(still)
+    world = make("RingmapTest/Faulty-v0", 2, fault="late", policy=still)
     world.collect(writer=buf, episodes=2, seed=0)
     episode = buf.load_episode(1)
     assert np.isnan(episode["late"][0])
@@ -114,19 +111,16 @@ def test_a_policy_for_another_kind_of_action(make):
         world.set_policy(lambda infos, r=returned: r)
         with pytest.raises(InputError, match=message):
             world.evaluate(episodes=1)
-    world = make(kind="multi", num_envs=2)
-    world.set_policy(lambda infos: np.array([[0, 0], [3, 7]]))
+    world = make(kind="multi", num_envs=2, policy=lambda infos: np.array([[0, 0], [3, 7]]))
     with pytest.raises(InputError, match=r"action \[3 7\] of env 1 is not in MultiDiscrete"):
         world.evaluate(episodes=1, seed=0) and world.evaluate(episodes=9)
-    world = make(kind="tuple", num_envs=1)
-    world.set_policy(lambda infos: [[0]])
+    world = make(kind="tuple", num_envs=1, policy=lambda infos: [[0]])
     with pytest.raises(InputError, match="a tuple of 2"):
         world.evaluate(episodes=1)
 
 
 def test_an_episode_that_the_writer_refuses(make):
-    world = make(num_envs=2, kind="discrete")
-    world.set_policy(RandomPolicy(seed=0))
+    world = make(num_envs=2, kind="discrete", policy=RandomPolicy(seed=0))
     buf = ReplayBuffer(max_steps=9)
     with pytest.raises(InputError, match=r"env \d, episode \d+ .seed \d+.: the writer refused it: .*exceeds max_steps"):
         world.collect(writer=buf, episodes=30, seed=0)
@@ -196,8 +190,7 @@ def test_bad_worlds(options, message):
     ],
 )
 def test_bad_calls(make, buf, tmp_path, call, kind, message):
-    world = make("ringmap/TwoRoom-v1", 2)
-    world.set_policy(RandomPolicy())
+    world = make("ringmap/TwoRoom-v1", 2, policy=RandomPolicy())
     with pytest.raises(kind, match=message):
         call(world, buf, tmp_path / "x.h5")
     assert buf.num_episodes == 0
@@ -218,8 +211,7 @@ def test_no_policy(make, buf):
 def test_resume_into_a_writer_that_can_not_be_asked(make, tmp_path):
     from ringmap.data import get_format
 
-    world = make("ringmap/TwoRoom-v1", 2)
-    world.set_policy(RandomPolicy())
+    world = make("ringmap/TwoRoom-v1", 2, policy=RandomPolicy())
     with get_format("hdf5").open_writer(tmp_path / "x.h5") as writer:
         with pytest.raises(InputError, match="resume=True needs a ReplayBuffer or path="):
             world.collect(writer=writer, episodes=1, seed=0, resume=True)
@@ -229,8 +221,7 @@ def test_resume_into_a_writer_that_can_not_be_asked(make, tmp_path):
 def test_a_model_that_asks_for_what_is_not_there(make):
     import torch
 
-    world = make("ringmap/TwoRoom-v1", 2)
-    world.set_policy(FeedForwardPolicy(torch.nn.Linear(2, 2), keys="statue"))
+    world = make("ringmap/TwoRoom-v1", 2, policy=FeedForwardPolicy(torch.nn.Linear(2, 2), keys="statue"))
     with pytest.raises(InputError, match=r"no info 'statue' .* there are \[.*'state'"):
         world.evaluate(episodes=1)
 
@@ -261,8 +252,7 @@ class Returning(gymnasium.Wrapper):
 def test_rewards_and_flags_that_would_change_are_refused(make, buf, monkeypatch, name, value, message):
     monkeypatch.setattr(Returning, "name", name)
     monkeypatch.setattr(Returning, "value", value)
-    world = make("RingmapTest/Proof-v0", 1, pre_wrappers=[Returning])
-    world.set_policy(RandomPolicy(seed=0))
+    world = make("RingmapTest/Proof-v0", 1, pre_wrappers=[Returning], policy=RandomPolicy(seed=0))
     with pytest.raises(RolloutError, match=f"step 1: InputError: World: '{name}' .*{message}"):
         world.collect(writer=buf, episodes=1, seed=10)
     assert not buf.num_episodes
@@ -277,8 +267,7 @@ class Telling(gymnasium.Wrapper):
 
 
 def test_infos_that_no_column_holds_are_named(make, buf):
-    world = make("RingmapTest/Proof-v0", 1, pre_wrappers=[Telling])
-    world.set_policy(RandomPolicy(seed=0))
+    world = make("RingmapTest/Proof-v0", 1, pre_wrappers=[Telling], policy=RandomPolicy(seed=0))
     with pytest.warns(UserWarning, match="no column holds, and is left out") as told:
         world.collect(writer=buf, episodes=1, seed=10)
     names = [str(warning.message).split("'")[1] for warning in told]

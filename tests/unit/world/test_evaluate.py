@@ -53,16 +53,14 @@ def test_the_same_as_a_loop_by_hand(num_envs, limit):
 
 
 def test_without_a_seed_and_none_at_all(make):
-    world = make("ringmap/TwoRoom-v1", 2, SHAPE, max_episode_steps=3)
-    world.set_policy(RandomPolicy())
+    world = make("ringmap/TwoRoom-v1", 2, SHAPE, max_episode_steps=3, policy=RandomPolicy())
     assert world.evaluate(episodes=5)["seeds"] is None
     assert len(world.evaluate(episodes=5)["episode_lengths"]) == 5
     assert world.evaluate(episodes=0)["success_rate"] == 0
 
 
 def test_wait_plays_one_in_each(make):
-    world = make("ringmap/TwoRoom-v1", 3, SHAPE, max_episode_steps=30)
-    world.set_policy(ExpertPolicy())
+    world = make("ringmap/TwoRoom-v1", 3, SHAPE, max_episode_steps=30, policy=ExpertPolicy())
     auto = world.evaluate(episodes=3, seed=1)
     wait = world.evaluate(episodes=3, seed=1, reset_mode="wait")
     assert wait["episode_lengths"].tolist() == auto["episode_lengths"].tolist()
@@ -204,8 +202,7 @@ def test_callables(make, stored, monkeypatch):
     ],
 )
 def test_bad_calls(make, stored, change, message):
-    world = make("ringmap/TwoRoom-v1", 3, None if "video" in change else SHAPE)
-    world.set_policy(Still())
+    world = make("ringmap/TwoRoom-v1", 3, None if "video" in change else SHAPE, policy=Still())
     task = {"dataset": stored, "episodes_idx": [0, 1, 2], "start_steps": [0, 0, 0], "goal_offset": 3, "eval_budget": 2}
     with pytest.raises(InputError, match=message):
         world.evaluate(**{**task, **change})
@@ -220,8 +217,7 @@ def frames_of(path):
 
 def test_videos_of_episodes(make, tmp_path):
     pytest.importorskip("av", reason="PyAV is not installed (the extra video)")
-    world = make("ringmap/TwoRoom-v1", 2, (33, 47), max_episode_steps=30)
-    world.set_policy(ExpertPolicy())
+    world = make("ringmap/TwoRoom-v1", 2, (33, 47), max_episode_steps=30, policy=ExpertPolicy())
     results = world.evaluate(episodes=3, seed=0, video=tmp_path / "videos")
     assert sorted(p.name for p in (tmp_path / "videos").iterdir()) == [f"episode_{k}.mp4" for k in range(3)]
     for k, length in enumerate(results["episode_lengths"]):
@@ -238,8 +234,7 @@ def test_videos_of_episodes(make, tmp_path):
 
 def test_videos_beside_a_dataset(make, stored, tmp_path):
     pytest.importorskip("av", reason="PyAV is not installed (the extra video)")
-    world = make("ringmap/TwoRoom-v1", 2, SHAPE, image_transform=lambda picture: picture / 255)
-    world.set_policy(Still())
+    world = make("ringmap/TwoRoom-v1", 2, SHAPE, image_transform=lambda picture: picture / 255, policy=Still())
     world.evaluate(
         dataset=stored, episodes_idx=[1, 2], start_steps=[0, 2], goal_offset=5, eval_budget=8, video=tmp_path
     )
@@ -260,7 +255,6 @@ def test_a_missing_extra_is_named(make, tmp_path, monkeypatch):
     from ringmap.errors import MissingExtraError
 
     monkeypatch.setitem(sys.modules, "av", None)
-    world = make("ringmap/TwoRoom-v1", 1, SHAPE)
-    world.set_policy(ExpertPolicy())
+    world = make("ringmap/TwoRoom-v1", 1, SHAPE, policy=ExpertPolicy())
     with pytest.raises(MissingExtraError, match=r"ringmap\[video\]"):
         world.evaluate(episodes=1, video=tmp_path)

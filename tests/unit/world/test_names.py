@@ -57,8 +57,15 @@ def dict_of(*names):
 
 
 def collected(make, *, shape=None, workers=0, **env):
-    world = make("RingmapTest/Told-v0", 1, shape, add_pixels=shape is not None, workers=workers, **env)
-    world.set_policy(lambda infos: np.full(1, 4))
+    world = make(
+        "RingmapTest/Told-v0",
+        1,
+        shape,
+        add_pixels=shape is not None,
+        workers=workers,
+        **env,
+        policy=lambda infos: np.full(1, 4),
+    )
     buf = ReplayBuffer(100)
     world.collect(writer=buf, episodes=1, seed=7)
     return buf.load_episode(0)
@@ -183,8 +190,15 @@ def test_an_observation_that_no_column_holds_is_refused(make, space, seen, messa
 
 
 def test_an_action_that_no_column_holds_is_refused(make):
-    world = make("RingmapTest/Told-v0", 1, None, add_pixels=False, **dict_of("a"), action_space=spaces.Sequence(BOX))
-    world.set_policy(lambda infos: [(np.zeros(2, "f4"),)])
+    world = make(
+        "RingmapTest/Told-v0",
+        1,
+        None,
+        add_pixels=False,
+        **dict_of("a"),
+        action_space=spaces.Sequence(BOX),
+        policy=lambda infos: [(np.zeros(2, "f4"),)],
+    )
     with pytest.raises(RolloutError, match="'action' of the action is a tuple at step 1"):
         world.collect(writer=ReplayBuffer(100), episodes=1)
 
@@ -201,8 +215,14 @@ def test_a_text_observation_and_an_info_that_no_column_holds_are_no_fault(make):
 @pytest.mark.parametrize("parts", [None, 2])
 def test_data_named_like_ours_are_refused_unless_they_say_the_same(make, tmp_path, parts):
     for value in (7, 8):
-        world = make("RingmapTest/Told-v0", 1, add_pixels=False, **dict_of("a"), data={"seed": value, "x": 1})
-        world.set_policy(lambda infos: np.full(1, 4))
+        world = make(
+            "RingmapTest/Told-v0",
+            1,
+            add_pixels=False,
+            **dict_of("a"),
+            data={"seed": value, "x": 1},
+            policy=lambda infos: np.full(1, 4),
+        )
         buf = ReplayBuffer(100, spare_rows=50)
         if value == 7:
             world.collect(writer=buf, episodes=1, seed=7, commit_every=parts)
@@ -214,8 +234,14 @@ def test_data_named_like_ours_are_refused_unless_they_say_the_same(make, tmp_pat
 
 def test_the_mark_of_a_collection_is_not_written_over(make, tmp_path):
     for resume in (False, True):
-        world = make("RingmapTest/Told-v0", 1, add_pixels=False, **dict_of("a"), data={"collection": "mine"})
-        world.set_policy(lambda infos: np.full(1, 4))
+        world = make(
+            "RingmapTest/Told-v0",
+            1,
+            add_pixels=False,
+            **dict_of("a"),
+            data={"collection": "mine"},
+            policy=lambda infos: np.full(1, 4),
+        )
         path = tmp_path / f"{resume}.h5"
         if resume:
             with pytest.raises(InputError, match="has 'collection', which World"):

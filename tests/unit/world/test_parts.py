@@ -44,8 +44,7 @@ def is_prefix(one, whole):
 def test_the_rows_are_those_of_whole_episodes(make, kind, every):
     found = []
     for commit_every in (None, every):
-        world = make("RingmapTest/Proof-v0", num_envs=3, kind=kind)
-        world.set_policy(RandomPolicy(seed=0))
+        world = make("RingmapTest/Proof-v0", num_envs=3, kind=kind, policy=RandomPolicy(seed=0))
         buf = ReplayBuffer(max_steps=1000, spare_rows=60)
         world.collect(writer=buf, episodes=9, seed=4, commit_every=commit_every)
         for i, data in enumerate(buf.get_episode_data()["seed"]):
@@ -107,8 +106,13 @@ class Stops(RandomPolicy):
 
 
 def collected(make, buf, left=0, **options):
-    world = make("ringmap/TwoRoom-v1", num_envs=2, image_shape=(16, 16), max_episode_steps=20)
-    world.set_policy(Stops(left, seed=9) if left else RandomPolicy(seed=9))
+    world = make(
+        "ringmap/TwoRoom-v1",
+        num_envs=2,
+        image_shape=(16, 16),
+        max_episode_steps=20,
+        policy=Stops(left, seed=9) if left else RandomPolicy(seed=9),
+    )
     options = {"commit_every": 4, "resume": True, **options}
     world.collect(writer=buf, episodes=4, seed=100, options={"variation": ["agent.color"]}, **options)
 
@@ -218,8 +222,7 @@ def test_a_learner_draws_before_the_first_episode_ends(make, tmp_path):
 
 
 def test_bad_input(make, tmp_path):
-    world = make("RingmapTest/Proof-v0")
-    world.set_policy(RandomPolicy(seed=0))
+    world = make("RingmapTest/Proof-v0", policy=RandomPolicy(seed=0))
     buf = ReplayBuffer(20)
     for wrong, why in ((0, "must be positive"), (-3, "positive"), (21, "don't fit in the 20 spare rows")):
         with pytest.raises(InputError, match=r"^World.collect: commit_every.*" + why):
@@ -237,8 +240,7 @@ def test_bad_input(make, tmp_path):
 
 
 def test_an_environment_that_fails(make):
-    world = make("RingmapTest/Faulty-v0", num_envs=1, fault="grows", at=(0, 2))
-    world.set_policy(RandomPolicy(seed=0))
+    world = make("RingmapTest/Faulty-v0", num_envs=1, fault="grows", at=(0, 2), policy=RandomPolicy(seed=0))
     buf = ReplayBuffer(100)
     with pytest.raises(RolloutError, match="changed its shape at step 2"):
         world.collect(writer=buf, episodes=1, seed=1, commit_every=1)

@@ -171,8 +171,7 @@ def test_a_killed_file_goes_on(tmp_path):
 
 
 def test_what_differs_is_said(make):
-    world = make("ringmap/TwoRoom-v1", max_episode_steps=3)
-    world.set_policy(RandomPolicy(seed=0))
+    world = make("ringmap/TwoRoom-v1", max_episode_steps=3, policy=RandomPolicy(seed=0))
     buf = ReplayBuffer(max_steps=1000)
     world.collect(writer=buf, episodes=4, seed=5, resume=True)
     for changed, message in {
@@ -181,8 +180,7 @@ def test_what_differs_is_said(make):
     }.values():
         with pytest.raises(InputError, match="another collection with seed 5.*" + message):
             world.collect(writer=buf, **{"episodes": 4, "seed": 5, "resume": True, **changed})
-    other = make("RingmapTest/Proof-v0")
-    other.set_policy(RandomPolicy(seed=0))
+    other = make("RingmapTest/Proof-v0", policy=RandomPolicy(seed=0))
     with pytest.raises(InputError, match="env: 'ringmap/TwoRoom-v1' there, 'RingmapTest/Proof-v0' now"):
         other.collect(writer=buf, episodes=4, seed=5, resume=True)
     assert buf.num_episodes == 4
@@ -193,8 +191,7 @@ def test_what_differs_is_said(make):
 
 def test_a_dropped_episode_is_collected_again(make, tmp_path, monkeypatch):
     """What a power cut took, the opening drops, and the progress knows."""
-    world = make("ringmap/TwoRoom-v1", num_envs=1, max_episode_steps=3)
-    world.set_policy(RandomPolicy(seed=0))
+    world = make("ringmap/TwoRoom-v1", num_envs=1, max_episode_steps=3, policy=RandomPolicy(seed=0))
     path = tmp_path / "buffer"
     buf = ReplayBuffer(max_steps=1000, path=path, sync_every_s=0)
     world.collect(writer=buf, episodes=4, seed=0, resume=True)
@@ -266,8 +263,7 @@ def test_old_progress_is_forgotten(make, monkeypatch):
     from ringmap.world import collecting
 
     monkeypatch.setattr(collecting, "_NOTES_MAX", 3)
-    world = make("ringmap/TwoRoom-v1", num_envs=1, max_episode_steps=1)
-    world.set_policy(RandomPolicy(seed=0))
+    world = make("ringmap/TwoRoom-v1", num_envs=1, max_episode_steps=1, policy=RandomPolicy(seed=0))
     buf = ReplayBuffer(max_steps=100)
     for seed in (10, 20, 30, 40):
         world.collect(writer=buf, episodes=1, seed=seed, resume=True)

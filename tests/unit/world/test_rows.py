@@ -88,8 +88,7 @@ KINDS = ["box", "discrete", "box-named", "dict", "dict-named", "tuple", "multi"]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_envs", few([5, 1, 2, 8]))
 def test_every_row_of_every_episode(make, num_envs, kind):
-    world = make(num_envs=num_envs, kind=kind)
-    world.set_policy(policy_for(kind))
+    world = make(num_envs=num_envs, kind=kind, policy=policy_for(kind))
     seen, count = set(), 0
     for seed in (None, 7, 7, None, 3):  # several calls in a row, seeded and not
         kept = Kept()
@@ -105,8 +104,7 @@ def test_every_row_of_every_episode(make, num_envs, kind):
 
 
 def test_control(make):
-    world = make(kind="box")
-    world.set_policy(policy_for("box"))
+    world = make(kind="box", policy=policy_for("box"))
     kept = Kept()
     world.collect(writer=kept, episodes=20, seed=0)
     episode = next(e for e in kept.episodes if len(e["reward"]) > 4)
@@ -168,8 +166,7 @@ def test_spawned_workers_give_the_same(make):
 
     found = []
     for options in ({}, {"workers": 1, "context": "spawn"}):
-        world = make("ringmap/TwoRoom-v1", 2, (16, 16), max_episode_steps=5, **options)
-        world.set_policy(RandomPolicy(seed=0))
+        world = make("ringmap/TwoRoom-v1", 2, (16, 16), max_episode_steps=5, **options, policy=RandomPolicy(seed=0))
         buf = ReplayBuffer(max_steps=1000)
         world.collect(writer=buf, episodes=3, seed=0)
         found.append(by_seed(buf))

@@ -212,8 +212,7 @@ def test_random_policies_are_reproducible(make):
 
 
 def test_expert_noise(make):
-    world = make("ringmap/TwoRoom-v1", 2)
-    world.set_policy(ExpertPolicy(noise=5.0, seed=0))
+    world = make("ringmap/TwoRoom-v1", 2, policy=ExpertPolicy(noise=5.0, seed=0))
     buf = ReplayBuffer(max_steps=500)
     world.collect(writer=buf, episodes=2, seed=0)
     actions = buf.get_col_data("action")
@@ -229,8 +228,7 @@ WRITABLE = [n for n in list_formats() if get_format(n).can_write() and n not in 
 
 @pytest.mark.parametrize("format", WRITABLE)
 def test_every_format_takes_a_collection(make, tmp_path, format):
-    world = make("ringmap/TwoRoom-v1", 2, (16, 16), max_episode_steps=4)
-    world.set_policy(RandomPolicy(seed=0))
+    world = make("ringmap/TwoRoom-v1", 2, (16, 16), max_episode_steps=4, policy=RandomPolicy(seed=0))
     path = tmp_path / f"deep/er/set.{'h5' if format == 'hdf5' else format}"
     world.collect(path, episodes=3, seed=0, format=format)
     dataset = load_dataset(path, format=format)
@@ -245,8 +243,7 @@ def test_every_format_takes_a_collection(make, tmp_path, format):
 
 
 def test_what_is_at_the_path_of_a_collection(make, tmp_path):
-    world = make("ringmap/TwoRoom-v1", 1, (16, 16), max_episode_steps=4)
-    world.set_policy(RandomPolicy(seed=0))
+    world = make("ringmap/TwoRoom-v1", 1, (16, 16), max_episode_steps=4, policy=RandomPolicy(seed=0))
     path = tmp_path / "set"
     world.collect(path, episodes=2, seed=0, format="zarr")
     world.collect(path, episodes=1, seed=2)  # of the format that is there
@@ -268,8 +265,7 @@ def test_what_is_at_the_path_of_a_collection(make, tmp_path):
 
 
 def test_collecting_nothing(make, tmp_path):
-    world = make("ringmap/TwoRoom-v1", 2)
-    world.set_policy(RandomPolicy())
+    world = make("ringmap/TwoRoom-v1", 2, policy=RandomPolicy())
     buf = ReplayBuffer(max_steps=100)
     world.collect(writer=buf, episodes=0, seed=3)
     world.collect(writer=buf, episodes=0)
@@ -278,8 +274,7 @@ def test_collecting_nothing(make, tmp_path):
 
 
 def test_options_for_each_environment_are_recorded(make):
-    world = make("ringmap/TwoRoom-v1", 2, max_episode_steps=2)
-    world.set_policy(RandomPolicy())
+    world = make("ringmap/TwoRoom-v1", 2, max_episode_steps=2, policy=RandomPolicy())
     buf = ReplayBuffer(max_steps=100)
     places = [{"state": [0.2, 0.2]}, {"state": [0.3, 0.3]}]
     world.collect(writer=buf, episodes=4, seed=0, options=places)
@@ -289,12 +284,10 @@ def test_options_for_each_environment_are_recorded(make):
 
 def test_no_more_are_started_than_asked_for(make):
     """Whoever stops at the first N that end collects the short ones: lengths must be the seeds' own."""
-    world = make(num_envs=8, kind="discrete")
-    world.set_policy(RandomPolicy(seed=0))
+    world = make(num_envs=8, kind="discrete", policy=RandomPolicy(seed=0))
     buf = ReplayBuffer(max_steps=1000)
     world.collect(writer=buf, episodes=9, seed=0)
-    alone = make(num_envs=1, kind="discrete")
-    alone.set_policy(RandomPolicy(seed=0))
+    alone = make(num_envs=1, kind="discrete", policy=RandomPolicy(seed=0))
     other = ReplayBuffer(max_steps=1000)
     alone.collect(writer=other, episodes=9, seed=0)
     assert sorted(buf.lengths) == sorted(other.lengths)
