@@ -1,22 +1,13 @@
-"""A collector to be killed.
+"""Collections that are killed before a change to a file, and go on."""
 
-It says each step, so that whoever kills it chooses the moment.
-"""
+from functools import partial
 
-import os
-import sys
+import pytest
 
 from ringmap import World
 from ringmap.data import ReplayBuffer
 from ringmap.policy import RandomPolicy
-
-
-class Saying(RandomPolicy):
-    """Random, and says so."""
-
-    def get_action(self, infos):
-        print("step", flush=True)
-        return super().get_action(infos)
+from ringmap.testing import kills
 
 
 def world_of(num_envs, policy):
@@ -25,26 +16,20 @@ def world_of(num_envs, policy):
     return world
 
 
-def collect(path, episodes, max_steps, num_envs, *parts, policy):
-    """Collect the seeds 100, 101, ... into the buffer or dataset at `path`; `parts`: `commit_every`, and what is kept
-    of a kill."""
-    world = world_of(num_envs, policy)
-    options = {"variation": ["agent.color"]}
-    if str(path).endswith((".h5", ".lance")):
-        world.collect(path, episodes, seed=100, options=options, resume=True, progress=False)
+def collect(path, episodes, max_steps, num_envs, every=None, interrupted="drop"):
+    """Collect the seeds 100, 101, ... into the buffer or dataset at `path`, in parts of so many steps."""
+    world = world_of(num_envs, RandomPolicy(seed=9))
+    options = {"seed": 100, "options": {"variation": ["agent.color"]}, "resume": True, "progress": False}
+    if str(path).endswith(".h5"):
+        world.collect(path, episodes, **options)
     else:
-        every, interrupted = parts or (None, "drop")
-        buf = ReplayBuffer(max_steps, history_len=4, path=path, interrupted=interrupted)
-        world.collect(
-            writer=buf, episodes=episodes, seed=100, options=options, resume=True, progress=False, commit_every=every
-        )
-        buf.close()
+        with ReplayBuffer(max_steps, history_len=4, path=path, interrupted=interrupted) as buf:
+            world.collect(writer=buf, episodes=episodes, commit_every=every, **options)
     world.close()
 
 
-def collect_and_say(said, path, *numbers):
-    """Be the process of a collector: what it prints goes into the pipe `said`."""
-    os.dup2(said.fileno(), 1)
-    said.close()
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process lives
-    collect(path, *numbers, policy=Saying(seed=9))
+def killed_after(changes, path, *numbers):
+    """Collect in a child that is killed after so many changes to files; tell whether it was still at it."""
+    if reason := kills.reason_why_not():
+        pytest.skip(reason)
+    return kills.killed_after(changes, partial(collect, path, *numbers)).killed

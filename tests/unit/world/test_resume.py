@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import multiprocessing
 import os
 import random
 
@@ -16,38 +15,8 @@ from ringmap.policy import RandomPolicy
 from ringmap.storage.records.blobs import Segments
 from ringmap.world.progress import Progress, identity_of
 from tests.tiers import few
-from tests.unit.world.collector import collect_and_say, world_of
+from tests.unit.world.collector import collect, killed_after, world_of
 from tests.unit.world.test_rows import by_seed
-
-
-def start(path, *numbers):
-    """Start the collector; return its process, and the file of what it says."""
-    context = multiprocessing.get_context("forkserver")
-    heard, said = context.Pipe(duplex=False)
-    process = context.Process(target=collect_and_say, args=(said, str(path), *numbers))
-    process.start()
-    said.close()
-    return process, heard
-
-
-def killed_after(steps, path, *numbers):
-    """Start the collector, and kill it once it has said so many steps; tell whether it was still at it."""
-    process, heard = start(path, *numbers)
-    with heard, open(heard.fileno(), "rb", closefd=False) as lines:
-        for _ in range(steps):
-            if not lines.readline():
-                break
-        process.kill()
-        process.join()
-    return process.exitcode == -9
-
-
-def finish(path, *numbers):
-    process, heard = start(path, *numbers)
-    with heard, open(heard.fileno(), "rb", closefd=False) as lines:
-        lines.read()
-    process.join()
-    assert process.exitcode == 0
 
 
 def uninterrupted(episodes, num_envs):
@@ -66,9 +35,9 @@ def test_killed_and_resumed(tmp_path, max_steps, most):
     kills, stored = 0, {}
     expected = uninterrupted(episodes, num_envs=2)
     while kills < most:
-        kills += killed_after(rng.randint(1, 90), path, episodes, max_steps, 3)
+        kills += killed_after(rng.randint(10, 130), path, episodes, max_steps, 3)
         stored |= left_in(path, stored)
-    finish(path, episodes, max_steps, 3)
+    collect(path, episodes, max_steps, 3)
     stored |= left_in(path, stored)
     if max_steps > 1000:
         assert stored == expected
@@ -81,7 +50,7 @@ def test_killed_and_resumed(tmp_path, max_steps, most):
     assert buf.notes["collections"]["100"]["watermark"] == episodes
     before = buf.num_episodes
     buf.close()
-    finish(path, episodes, max_steps, 3)  # there is nothing left to do
+    collect(path, episodes, max_steps, 3)  # there is nothing left to do
     buf = ReplayBuffer.open(path)
     assert buf.num_episodes == before
     assert committed(path) == episodes, "an episode was collected twice, or not at all"
@@ -164,8 +133,8 @@ def test_a_file_goes_on(tmp_path, format):
 
 def test_a_killed_file_goes_on(tmp_path):
     path = tmp_path / "file.h5"
-    assert killed_after(100, path, 12, 0, 2)
-    finish(path, 12, 0, 2)
+    assert killed_after(60, path, 12, 0, 2)
+    collect(path, 12, 0, 2)
     dataset = load_dataset(path)
     assert sorted(dataset.get_episode_data()["seed"]) == list(range(100, 112))
 
