@@ -31,7 +31,7 @@ def stored(buf):
 
 
 def is_prefix(one, whole):
-    """Whether an episode has the first rows of another, or all if its end was not committed, and data that were known."""
+    """Whether an episode has the first rows of another, or all without its end, and data that were known."""
     names = set(whole) - {"data"}
     if set(one) - {"data"} != names or not one["data"].items() <= whole["data"].items():
         return False
