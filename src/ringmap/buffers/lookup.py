@@ -59,11 +59,7 @@ class Clips(Protocol):
         ...
 
     def replaced(self, positions: Array, cut: Cut) -> Array:
-        """Return the anchors, with another clip in place of each that is GONE.
-
-        Raises:
-            NoClipsError: no clip is left.
-        """
+        """Return the anchors, with another clip in place of each that is GONE."""
         ...
 
     def read(
@@ -199,9 +195,6 @@ def locate(buffer: ClipBuffer, ids: Any, where: str) -> tuple[Array, Array]:
         buffer: a buffer, or a view whose cut is `STANDS`.
         ids: as in `batch.ids`.
         where: the call to name in an error.
-
-    Raises:
-        ClipIndexError: a step is not stored, or not in the view.
     """
     clips, cut = buffer.clips, buffer.cut if buffer.cut.computed else STANDS
     wanted = clip_ids(ids, where)
@@ -238,9 +231,6 @@ def fitting(out: Mapping[str, Array], engine: Engine, size: int, cut: Cut) -> di
 
     The shape of a computed column is known once it was computed; until then any array is accepted, and left out if it
     does not fit.
-
-    Raises:
-        InputError: one does not fit.
     """
     where, schema, layout = "ReplayBuffer.sample", engine.schema, engine.layout(cut, size)
     if engine.nest is not None:

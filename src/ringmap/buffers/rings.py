@@ -282,11 +282,7 @@ def pack(arrays: Mapping[str, Array]) -> dict[str, str]:
 
 
 def unpack(texts: Any, names: Iterable[str], where: str) -> dict[str, Array]:
-    """Return the arrays that `pack` made texts of, int64.
-
-    Raises:
-        InputError: they are no such texts.
-    """
+    """Return the arrays that `pack` made texts of, int64."""
     found = {}
     for name in names:
         try:
@@ -376,11 +372,7 @@ def moment_of(uuid: bytes, episodes: RingEpisodes) -> dict[str, Any]:
 
 
 def episodes_of(moment: Any, where: str) -> tuple[bytes, RingEpisodes]:
-    """Return the ring that a moment is of, and its episodes.
-
-    Raises:
-        InputError: it is no moment of one ring.
-    """
+    """Return the ring that a moment is of, and its episodes."""
     arrays = unpack(moment, ("starts", "lengths"), where)
     starts, lengths = arrays["starts"], arrays["lengths"]
     try:
@@ -431,11 +423,7 @@ class RingNumbers:
         self.uuids = list(uuids)
 
     def of(self, uuid: bytes) -> int:
-        """Return the number of a ring; a new ring gets the next one.
-
-        Raises:
-            InputError: there are no numbers left.
-        """
+        """Return the number of a ring; a new ring gets the next one."""
         if uuid not in self.uuids:
             if len(self.uuids) == MOST_RINGS:
                 raise InputError(
@@ -461,12 +449,7 @@ def idle_s(ring: Ring) -> float | None:
 
 
 def remove_ring(folder: str, where: str) -> None:
-    """Remove the directory of a ring.
-
-    Raises:
-        LockedError: a process writes it. Nothing was changed.
-        EnvironmentFault: the disk fails, or does not allow it.
-    """
+    """Remove the directory of a ring."""
     disk = Disk()
     beside = os.path.join(os.path.dirname(folder), REMOVED)
     target = os.path.join(beside, os.path.basename(folder))

@@ -80,11 +80,7 @@ class RowEpisodes(ABC):
         return found
 
     def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
-        """Read rows `s, s + stride, ... < s + length` of these columns for each s of `starts`, `(starts, rows, ...)`.
-
-        Raises:
-            ReplacedError: rows were evicted since, or the path now holds something else.
-        """
+        """Read rows `s, s + stride, ... < s + length` of columns for each s of `starts`, `(starts, rows, ...)`."""
         known = self.schema.names
         for name in columns:
             if name not in known:

@@ -222,11 +222,6 @@ def choose(
         marks: the file of marks, by default the one beside the data.
         caller: to name in an error.
 
-    Raises:
-        ArgumentTypeError: `where` is neither.
-        InputError: the condition can't be parsed, names what no episode has, or compares text with a number; the
-            function did not return a truth value.
-
     Cost: reads the episode data if they are asked for; the rewards or ends of all episodes if `return` or `ended` is.
     """
     lengths = np.asarray(dataset.lengths, np.int64)

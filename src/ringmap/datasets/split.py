@@ -53,11 +53,7 @@ class Arcs:
 
     @classmethod
     def of_json(cls, given: Any, where: str) -> Arcs:
-        """Return the arcs that `as_json` returned.
-
-        Raises:
-            InputError: these are none.
-        """
+        """Return the arcs that `as_json` returned."""
         try:
             seed, pieces = given["seed"], tuple((a, b) for a, b in given["pieces"])
             bounds = [bound for piece in pieces for bound in piece]
@@ -120,11 +116,7 @@ class Arcs:
 
 
 def shares_of(train: Any, where: str) -> list[float]:
-    """Return the shares of all sides: `train` and the rest, or as many as are given, which are all.
-
-    Raises:
-        InputError: they are not numbers between 0 and 1, or do not add up to 1.
-    """
+    """Return the shares of all sides: `train` and the rest, or as many as are given, which are all."""
     one = isinstance(train, float | int | np.number)
     given = [train, 1 - train] if one else list(train) if np.iterable(train) else [train]
     if not all(isinstance(share, float | int | np.integer | np.floating) for share in given):
@@ -156,11 +148,7 @@ def _hash(lineage: bytes, seed: int) -> int:
 
 
 def split_seed(seed: Any, where: str) -> int:
-    """Return the seed of a split.
-
-    Raises:
-        InputError: it is no integer of 64 bits.
-    """
+    """Return the seed of a split."""
     if isinstance(seed, int | np.integer) and -(1 << 63) <= seed < 1 << 63:
         return int(seed)
     raise InputError(f"{where}: seed must be an integer of 64 bits, got {seed!r}")

@@ -301,11 +301,7 @@ def rows_by_slices(
     steps: Array,
     run: range | None,
 ) -> dict[str, Array]:
-    """Return steps of episodes out of one slice for each: the general form of `Dataset._rows_at`.
-
-    Raises:
-        InputError: a slice is not dense.
-    """
+    """Return steps of episodes out of one slice for each: the general form of `Dataset._rows_at`."""
     if run is not None:
         steps = steps[:, None] + np.array(run)
     parts: dict[str, list[Array]] = {name: [] for name in names}

@@ -428,11 +428,7 @@ def keep(sender: Sender, number: int, block: Any) -> bool:
 
 
 def kept(name: bytes, number: int) -> Any:
-    """Return a slot whose map was kept.
-
-    Raises:
-        RoleError: it was not kept in this process.
-    """
+    """Return a slot whose map was kept."""
     return _maps.kept(name, number)
 
 

@@ -32,64 +32,23 @@ from dataclasses import dataclass
 
 __all__ = ["Outcome", "killed_after", "reason_why_not"]
 
-_NUMBERS: dict[str, dict[str, int]] = {
-    "x86_64": {
-        "write": 1,
-        "open": 2,
-        "pwrite64": 18,
-        "writev": 20,
-        "msync": 26,
-        "sendfile": 40,
-        "truncate": 76,
-        "ftruncate": 77,
-        "rename": 82,
-        "mkdir": 83,
-        "rmdir": 84,
-        "creat": 85,
-        "link": 86,
-        "unlink": 87,
-        "symlink": 88,
-        "mknod": 133,
-        "io_submit": 209,
-        "openat": 257,
-        "mkdirat": 258,
-        "mknodat": 259,
-        "unlinkat": 263,
-        "renameat": 264,
-        "linkat": 265,
-        "symlinkat": 266,
-        "splice": 275,
-        "fallocate": 285,
-        "pwritev": 296,
-        "renameat2": 316,
-        "copy_file_range": 326,
-        "pwritev2": 328,
-        "openat2": 437,
-    },
-    "aarch64": {
-        "io_submit": 2,
-        "mknodat": 33,
-        "mkdirat": 34,
-        "unlinkat": 35,
-        "symlinkat": 36,
-        "linkat": 37,
-        "renameat": 38,
-        "truncate": 45,
-        "ftruncate": 46,
-        "fallocate": 47,
-        "openat": 56,
-        "write": 64,
-        "writev": 66,
-        "pwrite64": 68,
-        "pwritev": 70,
-        "sendfile": 71,
-        "splice": 76,
-        "msync": 227,
-        "renameat2": 276,
-        "copy_file_range": 285,
-        "pwritev2": 287,
-        "openat2": 437,
-    },
+_TABLES = {
+    "x86_64": """
+        write 1, open 2, pwrite64 18, writev 20, msync 26, sendfile 40, truncate 76, ftruncate 77, rename 82,
+        mkdir 83, rmdir 84, creat 85, link 86, unlink 87, symlink 88, mknod 133, io_submit 209, openat 257,
+        mkdirat 258, mknodat 259, unlinkat 263, renameat 264, linkat 265, symlinkat 266, splice 275,
+        fallocate 285, pwritev 296, renameat2 316, copy_file_range 326, pwritev2 328, openat2 437
+    """,
+    "aarch64": """
+        io_submit 2, mknodat 33, mkdirat 34, unlinkat 35, symlinkat 36, linkat 37, renameat 38, truncate 45,
+        ftruncate 46, fallocate 47, openat 56, write 64, writev 66, pwrite64 68, pwritev 70, sendfile 71,
+        splice 76, msync 227, renameat2 276, copy_file_range 285, pwritev2 287, openat2 437
+    """,
+}
+"""The calls that change a file, and their numbers."""
+_NUMBERS = {
+    arch: {name: int(number) for name, number in (pair.split() for pair in table.split(","))}
+    for arch, table in _TABLES.items()
 }
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}

@@ -77,11 +77,7 @@ MUTABLE = (*_LABELS, LABEL_ROUND)
 def row_columns(
     given: Mapping[str, Any], schema: Schema | None, obs_shape: Any, round: int, version: int, where: str
 ) -> dict[str, Array]:
-    """Return the input of `add`, by the names of its arguments, as columns.
-
-    Raises:
-        InputError: unequal lengths, `actor_id` or `dones` without one number per row, a label that is missing or text.
-    """
+    """Return the input of `add`, by the names of its arguments, as columns."""
     rows, _ = flat({name: value for name, value in given.items() if value is not None}, where)
     columns: dict[str, Any] = {n: as_array(v, f"{where}: {n}", "row") for n, v in rows.items()}
     if _is_single(columns, schema, obs_shape, where):

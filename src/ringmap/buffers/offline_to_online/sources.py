@@ -395,11 +395,7 @@ class Share:
         return {"base": self.base, "fraction": self.fraction, "carry": self._carry}
 
     def resume(self, state: Mapping[str, Any], whatever_base: bool) -> None:
-        """Continue from a `state`; restore the fraction only for the same base, or with `whatever_base`.
-
-        Raises:
-            InputError: the state is not valid. Nothing was changed.
-        """
+        """Continue from a `state`; restore the fraction only for the same base, or with `whatever_base`."""
         try:
             base, fraction, carry = (float(state[name]) for name in ("base", "fraction", "carry"))
         except (KeyError, TypeError, ValueError) as error:

@@ -268,9 +268,6 @@ class CommitTimes:
         since 1970.
 
         For a caller that holds the ring's `lock`. O(episodes committed since), and a search for each.
-
-        Raises:
-            CorruptError: a record is damaged.
         """
         source = self._source
         if self._era != source.live.era:

@@ -89,11 +89,7 @@ class FleetPriorities(BaseSampler):
         return self._given
 
     def check_kind(self) -> None:
-        """Raise unless it can draw from many rings.
-
-        Raises:
-            InputError: it draws by rank.
-        """
+        """Raise unless it can draw from many rings."""
         if self._given.kind != "proportional":
             raise InputError(
                 f"{_WHERE}: PrioritizedSampler(kind={self._given.kind!r}) can't span rings, since no ring knows the "
@@ -179,10 +175,6 @@ class FleetPriorities(BaseSampler):
     def update_priorities(self, ids: Any, values: Any) -> int:
         """Set the priorities of clips, and store them; return the number updated: those evicted, or whose ring left,
         are skipped.
-
-        Raises:
-            InputError: shapes differ, a value is not valid, or nothing was drawn before. Nothing was changed.
-            EnvironmentFault: the disk is full or fails. Those of some rings may have been changed.
         """
         where = f"{_WHERE}.update_priorities"
         places, priorities = checked_priorities(where, ids, values)

@@ -188,9 +188,6 @@ class ManyReader(Forkable):
     def replaced(self, positions: Array, cut: Cut, redraw: Redraw | None = None) -> Array:
         """Return the names with clips of any ring in place of those that are GONE, which were counted where they were
         found; see `ClipReader.replaced`.
-
-        Raises:
-            NoClipsError: there is none.
         """
         if not len(positions) or lowest(positions) != GONE:
             return positions

@@ -232,12 +232,7 @@ class Fleet(Rings):
         return self.on_bad == "raise" and bool(self.problems or self._not_listed)
 
     def report(self) -> None:
-        """Say what is wrong with rings, once the caller reads from those that are open.
-
-        Raises:
-            BadRingsError: all that is wrong, with on_bad="raise". With "skip" what changed since the last call is a
-                warning.
-        """
+        """Say what is wrong with rings, once the caller reads from those that are open."""
         if not (self.problems or self._not_listed or self._told):  # as at nearly each draw
             return
         wrong = self._wrong
@@ -262,13 +257,7 @@ class Fleet(Rings):
             warnings.warn(f"{_WHERE}: {'; '.join(changes)}", RuntimeWarning, stacklevel=2)
 
     def start(self, wait_s: float) -> None:
-        """Open the rings; wait for the first one.
-
-        Raises:
-            NoClipsError: there is none after `wait_s` seconds.
-            InputError: the same ring twice.
-            BadRingsError: rings can't be read, with on_bad="raise".
-        """
+        """Open the rings; wait for the first one."""
         self.refuse_odd()
         self._is_started = True
         until = time.monotonic() + wait_s
@@ -315,9 +304,6 @@ class Fleet(Rings):
 
         Args:
             scan: whether to look for new rings now.
-
-        Raises:
-            BadRingsError: rings can't be read, with on_bad="raise": at each call until they can, or are gone.
         """
         before = self._now
         if self._known is not before.rings:  # an interrupt came between
@@ -386,11 +372,7 @@ class Fleet(Rings):
             self._tell()
 
     def drop(self, ring: Ring, error: Exception) -> None:
-        """Go on without a ring.
-
-        Raises:
-            BadRingsError: it can't be read, with on_bad="raise".
-        """
+        """Go on without a ring."""
         with self.lock:
             self._set_aside(ring, error)
             self._tell()
@@ -418,9 +400,6 @@ class Fleet(Rings):
 
         Args:
             unlisted: takes the folders that can't be listed, where the path is a glob that names many.
-
-        Raises:
-            OSError: they can't be listed.
         """
         paths = self.paths
         if isinstance(paths, tuple):
@@ -572,9 +551,6 @@ class Fleet(Rings):
 
         Returns:
             False for a ring of transitions that was opened before it had columns: it must be opened again.
-
-        Raises:
-            InputError: they differ, or are not those that the caller asked for.
         """
         schema = ring.source.schema
         if ring.is_checked or schema is None:
@@ -651,11 +627,7 @@ class Fleet(Rings):
         self.problems[folder] = Problem(name, folder, error, again_at, redraws)
 
     def refuse_odd(self) -> None:
-        """Raise if the path is a ring itself.
-
-        Raises:
-            InputError: it is.
-        """
+        """Raise if the path is a ring itself."""
         if isinstance(self.paths, str):
             with contextlib.suppress(OSError):  # then the rings in it can't be listed
                 if Disk().exists(Paths(self.paths).manifest):
@@ -705,11 +677,7 @@ def _is_gone(folder: str) -> bool:
 
 
 def as_paths(paths: Any) -> str | tuple[str, ...]:
-    """Return a path or a glob, or a tuple of paths.
-
-    Raises:
-        InputError: it is neither.
-    """
+    """Return a path or a glob, or a tuple of paths."""
     if isinstance(paths, str | Path):
         return local_path(paths)
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):

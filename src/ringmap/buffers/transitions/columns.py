@@ -100,11 +100,7 @@ class TransitionColumns:
         stack: FrameStack | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> TransitionColumns:
-        """Return the columns for a user's shapes.
-
-        Raises:
-            InputError: a shape or a dtype is not valid, or the name of an extra column is taken.
-        """
+        """Return the columns for a user's shapes."""
         seen = Leaves.parse(_OBS, obs_shape, obs_dtype, where)
         if stack is not None:
             seen = Leaves(_OBS, stack.frames_of(seen.columns, where))
@@ -433,9 +429,6 @@ class FrameStack:
             begins: `(N,)`: lanes whose stack is not the one that their last step led to.
             before: the number of lanes of the call before.
             where: the method to name in an error.
-
-        Raises:
-            InputError: one that begins a lane has other older frames than padding, or a next one is not moved by one.
         """
         is_new, why = (
             begins.any(),
