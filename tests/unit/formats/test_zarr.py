@@ -7,10 +7,14 @@ import pytest
 from ringmap.testing.formats import VALUES, FormatTests
 from tests.unit.formats.others import OtherOptions
 
+SOME = {name: VALUES[name] for name in ("int64", "text", "nothing", "odd image")}
+"""Every kind comes back in tests/contract: here some, at a time each."""
+
 
 class TestZarr(OtherOptions, FormatTests):
     name = "zarr"
     suffix = ".zarr"
+    values: ClassVar = SOME
 
 
 @pytest.mark.slow
@@ -18,5 +22,4 @@ class TestSmallChunks(OtherOptions, FormatTests):
     name = "zarr"
     suffix = ".z"
     writer_options: ClassVar = {"chunk_nbytes": 700, "level": None}
-    # Every kind of value comes back above; here they are cut into chunks.
-    values: ClassVar = {name: VALUES[name] for name in ("int64", "text", "nothing", "odd image")}
+    values: ClassVar = SOME
