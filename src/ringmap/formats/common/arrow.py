@@ -117,11 +117,7 @@ def leaves(values: Any, spec: ColumnSpec, path: str) -> Any:
 
 
 def refuse_missing(values: Any, spec: ColumnSpec, path: str) -> None:
-    """Raise where values of another program are missing: Arrow would give NaN, 0 or None for them.
-
-    Raises:
-        UnsupportedError: one is.
-    """
+    """Raise where values of another program are missing: Arrow would give NaN, 0 or None for them."""
     if values.null_count:
         raise UnsupportedError(
             f"{path}: column {spec.name!r} has missing values ({values.null_count}), which no column here has; fill "

@@ -73,12 +73,7 @@ def has_own(group: Any, name: str) -> bool:
 
 
 def check_link(group: Any, name: str) -> None:
-    """Raise unless a member of a group lies in its own file.
-
-    Raises:
-        CorruptError: it is a link to elsewhere.
-        KeyError: there is none.
-    """
+    """Raise unless a member of a group lies in its own file."""
     import h5py
 
     if group.id.links.get_info(name.encode(errors="surrogateescape")).type != h5py.h5l.TYPE_HARD:
@@ -139,11 +134,7 @@ def is_text(dtype: np.dtype[Any]) -> bool:
 def refuse_sparse(path: str, name: str, dataset: Any) -> None:
     """Raise if a dataset of an HDF5 file (h5py) keeps rows in other files, or declares more than its file can hold.
 
-    HDF5 would follow the first, and make room for the second before it reads.
-
-    Raises:
-        CorruptError: it does.
-    """
+    HDF5 would follow the first, and make room for the second before it reads."""
     if dataset.is_virtual or dataset.external:
         raise CorruptError(
             f"{path}: column {name!r} keeps its rows in other files, which are not followed; copy it into this file "

@@ -117,12 +117,7 @@ def check_name(path: str, name: Any) -> str:
 
 
 def refuse_elsewhere(root: str, path: str) -> None:
-    """Raise unless a file lies below a folder, with no link on the way, and is a regular one.
-
-    Raises:
-        CorruptError: it does not.
-        FileNotFoundError: it is not there.
-    """
+    """Raise unless a file lies below a folder, with no link on the way, and is a regular one."""
     inside = os.path.relpath(path, root)
     parts = inside.split(os.sep)
     if ".." in parts or os.path.isabs(inside):

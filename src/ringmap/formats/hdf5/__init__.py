@@ -357,17 +357,6 @@ def data_names(table: Any) -> list[str]:
     return [str(name) for name in json.loads(given)] if isinstance(given, str) else []
 
 
-def mark_table(table: Any, mark: Array) -> None:
-    """Note which episodes the data are of, if there are any."""
-    if _NAMES in table.attrs:
-        table.attrs.modify(_TABLE, mark)
-
-
-def is_of_table(table: Any, lengths: Array, offsets: Array) -> bool:
-    """Return whether the data were written for these episodes."""
-    return fits(table.attrs.get(_TABLE), lengths, offsets)
-
-
 def _typed_name(number: int, name: str) -> str:
     return f"episode_{number}.{name}"
 
@@ -593,7 +582,7 @@ class HDF5File:
                 raise
         self.columns = self.found.columns
         self.table = self.file[EPISODE_LENGTHS]
-        self.fits = is_of_table(self.table, self.lengths, self.offsets)
+        self.fits = fits(self.table.attrs.get(_TABLE), self.lengths, self.offsets)
         _open_files.add(self)
 
     def is_unchanged(self) -> bool:
@@ -802,4 +791,5 @@ class HDF5Writer(EpisodeWriter):
         starts = first + np.cumsum(more, dtype=np.int64) - more
         Column(EPISODE_LENGTHS, table).write(len(lengths), more)
         Column(EPISODE_OFFSETS, file[EPISODE_OFFSETS]).write(len(lengths), starts)
-        mark_table(table, mark_of(more, starts, mark_of(lengths, offsets)))
+        if _NAMES in table.attrs:
+            table.attrs.modify(_TABLE, mark_of(more, starts, mark_of(lengths, offsets)))

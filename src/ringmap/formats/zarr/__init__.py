@@ -234,15 +234,6 @@ def _is_array(folder: str) -> bool:
     return isinstance(found, dict) and "shape" in found
 
 
-def create(path: str) -> None:
-    """Make an empty dataset."""
-    import zarr
-
-    group = zarr.open_group(path, mode="w", zarr_format=2)
-    group.create_group("data")
-    _create(group.create_group("meta"), "episode_ends", (), np.dtype("<i8"), 4096, None)
-
-
 def has_its_table(group: Any, ends: Array) -> bool:
     """Tell whether data and words of episodes were written for these episodes."""
     return fits(group["meta"].attrs.get(MARK), *_table_of(ends))
@@ -252,16 +243,6 @@ def _table_of(ends: Array) -> tuple[Array, Array]:
     """Return lengths and offsets."""
     lengths = np.diff(ends, prepend=0)
     return lengths, ends - lengths
-
-
-def extend(path: str, episodes: Iterable[Record], chunk_nbytes: int, level: int | None) -> None:
-    """Add episodes: rows, episode data, and last the ends; chunks and level of compression are those of new columns."""
-    group = open_group(path, "r+")
-    ends = episode_ends(group, path)
-    columns = find_columns(group, path, ends).columns if len(ends) else []
-    for records in groups_of(episodes, _GROUP_NBYTES):
-        columns = columns or _create_columns(group, records[0], chunk_nbytes, level)
-        ends = _add(group, columns, ends, records)
 
 
 def _add(group: Any, columns: list[Column], ends: Array, records: list[Record]) -> Array:
@@ -597,9 +578,18 @@ class ZarrWriter(EpisodeWriter):
 
     def export(self, episodes: Iterable[Record], path: str) -> None:
         """Write a new dataset."""
-        create(path)
+        import zarr
+
+        group = zarr.open_group(path, mode="w", zarr_format=2)
+        group.create_group("data")
+        _create(group.create_group("meta"), "episode_ends", (), np.dtype("<i8"), 4096, None)
         self.extend(episodes, path)
 
     def extend(self, episodes: Iterable[Record], path: str) -> None:
-        """Add episodes: rows, then lengths."""
-        extend(path, episodes, self._chunk_nbytes, self._level)
+        """Add episodes: rows, episode data, and last the ends."""
+        group = open_group(path, "r+")
+        ends = episode_ends(group, path)
+        columns = find_columns(group, path, ends).columns if len(ends) else []
+        for records in groups_of(episodes, _GROUP_NBYTES):
+            columns = columns or _create_columns(group, records[0], self._chunk_nbytes, self._level)
+            ends = _add(group, columns, ends, records)
