@@ -9,7 +9,7 @@
     store             the writer: roles, the lock, recovery after an interrupt, flushes, the end
 
 A commit writes rows, then the blob, then the record, which is the commit, then `state.bin`, which shows it to readers.
-Rows of a live episode are retired by a separate record before they are overwritten. Opening a directory takes
+If its rows are to lie where live ones are, a record of its own retires those episodes first. Opening a directory takes
 the newest whole record: there is no log to replay, and nothing to undo. Only rows that wait in `open/` are committed
 then, or dropped.
 """

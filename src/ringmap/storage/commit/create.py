@@ -1,7 +1,7 @@
 """Creation: turns a directory into a buffer, in two steps that a kill may interrupt.
 
     1. constructor      lock, data/, open/, episodes.npy, state.bin ... manifest.json last
-    2. first episode    columns.tmp/ -> columns/ ... manifest.json (now with columns) last
+    2. first episode    columns.tmp/ -> columns/, mutable.bin ... manifest.json (now with columns) last
 
 Until the manifest names a part, the part does not count and is made again. Until the first record is
 stored, the columns of an episode that the disk refused may also be made again.

@@ -12,8 +12,8 @@
     columns/         first episode      live rows                 rows; a bad one drops its episode
     a sidecar        at first use       `Sidecar.copy`            `Sidecar.faults`, `Sidecar.repair`
 
-Only segments (`data/N.bin`), folders of rows that wait (`open/ID/`), what repair makes anew, and sidecars'
-temporary files are ever removed.
+Only segments (`data/N.bin`), folders of rows that wait (`open/ID/`), what a creation that was interrupted left, what
+repair makes anew, and sidecars' temporary files are ever removed.
 
 Invariants: no other module names such a file, or makes a given path absolute; no other file in the directory is ours.
 Not here: the content of the files; the names of columns and segments, which are in the manifest and the records; ids

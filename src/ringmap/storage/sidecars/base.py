@@ -1,6 +1,6 @@
 """The base class of sidecars: the methods that the storage needs from a file beside the columns.
 
-    writer opens      recover       after the recovery of the buffer, before the first write
+    writer opens      recover       once the buffer is recovered, and a group that was left open is committed
     writer commits    (instance)    the owner of the instance writes required values before the commit
     check             faults        repair   repair      snapshot   copy
 
