@@ -13,8 +13,8 @@ a path runs the same code on it.
 Invariants: a write is whole or raises; nothing is ever written through a map;
 a disk that holds a folder changes nothing in another folder that has replaced it. The table, the
 states, plain columns and `mutable.bin` keep their size and inode for life, but for a repair; segments and
-`successors.bin` only grow; a file of rows that wait grows, until their commit empties it; `priorities.bin` is written in
-place; the manifest, a chunk and `marks.json` are replaced whole.
+`successors.bin` only grow; a file of rows that wait grows, until their commit empties it; `priorities.bin` is written
+in place; the manifest, a chunk and `marks.json` are replaced whole.
 Not here: what is written where, and in which order (commit.py, files.py of commit/, create.py).
 """
 

@@ -10,8 +10,8 @@ positions are looked up, only saves work.
 
 The copy must be complete before the tail is read. x86 keeps loads in order; ARM does not, and needs a system call or a
 lock between the two. `newest_tail` of a reader makes a system call, or loads from a map where loads keep their order
-(`StateFile.open`). That of a writer's own handle is for threads of the writer's process: the lock of the interpreter orders them, and a copy that released that lock took it again
-before it returned.
+(`StateFile.open`). That of a writer's own handle is for threads of the writer's process: the lock of the interpreter
+orders them, and a copy that released that lock took it again before it returned.
 
 Obligations: rows are copied, since a view of a map changes later. Positions keep their meaning through a refresh, a
 restart of the writer and a recovery; ordinals and row numbers do not, so each try looks the positions up again. The
