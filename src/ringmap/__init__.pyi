@@ -1,6 +1,6 @@
 from ringmap import data, errors, grain, policy, recording, samplers, sb3, world
-from ringmap.buffers.distillation.buffer import DistillationBuffer
-from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
+from ringmap.buffers.distillation import DistillationBuffer
+from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
 from ringmap.buffers.opening import open
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.rollout import RolloutBuffer

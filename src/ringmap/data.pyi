@@ -1,6 +1,5 @@
-from ringmap.buffers.distillation.buffer import DistillationBuffer
-from ringmap.buffers.distillation.rows import ExponentialBeta, LinearBeta
-from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
+from ringmap.buffers.distillation import DistillationBuffer, ExponentialBeta, LinearBeta
+from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.sharded.buffer import ShardedReplayBuffer
 from ringmap.buffers.torchrl_storage import to_torchrl, torchrl_storage

@@ -4,7 +4,7 @@
     Unindexed     a buffer whose rows have no ids
     RingBuffer    one over the open files of an engine: its life, its sampling state, its card and page
 
-Not here: what a process may do with the files (engine.py), the mix (offline_to_online/), recorders (recording/), the
+Not here: what a process may do with the files (engine.py), the mix (offline_to_online.py), recorders (recording/), the
 page (viewer/).
 """
 
@@ -50,7 +50,7 @@ class Buffer:
         return None
 
     def mix_source(self, items: Mapping[str, Any]) -> Any:
-        """Return what draws rows of this buffer for a mix (offline_to_online/sources.py).
+        """Return what draws rows of this buffer for a mix (sources.py).
 
         Args:
             items: `window`, `columns`, `anchors`: what an item of episodes holds.

@@ -39,8 +39,8 @@ DATASET, FLEET = "dataset", "fleet"
 _CLASSES = {
     EPISODES: "replay:ReplayBuffer",
     TRANSITIONS: "transitions.buffer:TransitionReplayBuffer",
-    ROWS: "offline_to_online.buffer:OfflineToOnlineReplayBuffer",
-    DISTILLATION: "distillation.buffer:DistillationBuffer",
+    ROWS: "offline_to_online:OfflineToOnlineReplayBuffer",
+    DISTILLATION: "distillation:DistillationBuffer",
     FLEET: "sharded.buffer:ShardedReplayBuffer",
 }
 """The class of each kind, which is loaded when it is needed."""

@@ -30,10 +30,10 @@ from ringmap.buffers.base import RingBuffer
 from ringmap.buffers.batch import Batch
 from ringmap.buffers.episodes import evicted
 from ringmap.buffers.lookup import Clips, fitting
-from ringmap.buffers.offline_to_online.sources import BufferSource, store_episodes
 from ringmap.buffers.passes import PassBuffer
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.buffers.rings import Ring
+from ringmap.buffers.sources import BufferSource, store_episodes
 from ringmap.buffers.view import BufferView
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import Cut

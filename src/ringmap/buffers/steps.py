@@ -26,8 +26,8 @@ import numpy as np
 from ringmap.arguments import positive
 from ringmap.buffers.base import Buffer, Unindexed
 from ringmap.buffers.engine import Engine, door
-from ringmap.buffers.offline_to_online.sources import RingSource
 from ringmap.buffers.replay import ReplayBuffer
+from ringmap.buffers.sources import RingSource
 from ringmap.clips.clip_range import ClipRange
 from ringmap.clips.cut import ROW
 from ringmap.clips.draws import integers

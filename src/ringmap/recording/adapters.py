@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ringmap.buffers.base import Buffer
-from ringmap.buffers.offline_to_online.buffer import OfflineToOnlineReplayBuffer
+from ringmap.buffers.offline_to_online import OfflineToOnlineReplayBuffer
 from ringmap.buffers.replay import ReplayBuffer
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.buffer import TransitionReplayBuffer

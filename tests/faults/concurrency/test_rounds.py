@@ -12,8 +12,8 @@ import sys
 import numpy as np
 import pytest
 
-from ringmap.buffers.distillation.buffer import DistillationBuffer
-from ringmap.buffers.offline_to_online import sources
+from ringmap.buffers import sources
+from ringmap.buffers.distillation import DistillationBuffer
 from ringmap.buffers.transitions.lanes import NextObservations
 from ringmap.errors import RoleError
 from ringmap.storage.commit.store import Store

@@ -11,7 +11,7 @@ import torch
 
 from ringmap import TransitionReplayBuffer
 from ringmap.buffers import engine
-from ringmap.buffers.distillation.rows import ExponentialBeta, LinearBeta, episodes_of, pieces_of
+from ringmap.buffers.distillation import ExponentialBeta, LinearBeta, episodes_of, pieces_of
 from ringmap.buffers.steps import StepRing
 from ringmap.data import DistillationBuffer
 from ringmap.errors import (

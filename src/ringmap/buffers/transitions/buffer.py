@@ -33,10 +33,10 @@ from ringmap.buffers.base import RingBuffer
 from ringmap.buffers.batch import Batch, Emit, check_device
 from ringmap.buffers.lookup import Clips
 from ringmap.buffers.nested import leaf_array
-from ringmap.buffers.offline_to_online.sources import BufferSource
 from ringmap.buffers.passes import PassBuffer
 from ringmap.buffers.prefetch import Batches, drawn_ahead
 from ringmap.buffers.row_episodes import TransitionSource
+from ringmap.buffers.sources import BufferSource
 from ringmap.buffers.steps import StepRing
 from ringmap.buffers.transitions.columns import FrameStack, TransitionColumns
 from ringmap.buffers.transitions.lanes import FURTHEST, LaneEnds, NextObservations

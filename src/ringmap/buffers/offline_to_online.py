@@ -25,9 +25,9 @@ import numpy as np
 from ringmap.arguments import positive
 from ringmap.buffers.base import Buffer
 from ringmap.buffers.batch import Batch, Emit, as_tensordict
-from ringmap.buffers.offline_to_online.sources import DatasetSource, RingSource, Share, Source, joined, torchrl_source
 from ringmap.buffers.options import check_whole
 from ringmap.buffers.row_episodes import RowSource
+from ringmap.buffers.sources import DatasetSource, RingSource, Share, Source, joined, torchrl_source
 from ringmap.buffers.steps import OverRing, StepRing
 from ringmap.buffers.workers import WorkerGenerator
 from ringmap.clips.window import WindowSpec
@@ -39,6 +39,7 @@ from ringmap.storage.disk.calls import note_nested
 from ringmap.storage.disk.files import Disk
 
 __all__ = ["OfflineToOnlineReplayBuffer"]
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

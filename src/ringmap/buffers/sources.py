@@ -32,6 +32,7 @@ from ringmap.storage.columns.values import flat, is_tensordict
 
 __all__ = ["Share", "Source", "joined", "store_episodes", "torchrl_source"]
 
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Columns = dict[str, Any]
 

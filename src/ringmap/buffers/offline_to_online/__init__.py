@@ -1,1 +1,0 @@
-"""An offline dataset and online experience, sampled together."""
