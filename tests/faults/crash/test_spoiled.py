@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import ringmap
-from ringmap import ReplayBuffer, TransitionReplayBuffer
+from ringmap import ReplayBuffer, TransitionReplayBuffer, Zarr
 from ringmap.errors import NotFoundError
 from ringmap.samplers import PrioritizedSampler
 from ringmap.storage.disk.files import Disk
@@ -126,6 +126,23 @@ def test_a_group_that_follows_a_call_that_was_dropped_since_goes_too(calls):
     spoil(path / "columns/000-observations.npy", 9 * 16, 16)
     buf = RebootedTransitions(20, (4,), path=path, **options)
     assert look(buf)[0][-1] == (3, 3)
+    buf.close()
+
+
+def test_a_call_whose_chunk_a_power_cut_took_keeps_nobody_from_adding(tmp_path):
+    options = {"device": None, "obs_dtype": np.int32, "sync_every_s": 0, "path": tmp_path / "buf"}
+    options["storage"] = Zarr("lz4", 3)
+    buf = Transitions(20, (4,), **options)
+    for number in (1, 2, 3):
+        add(buf, call_of(number, 3, None))
+    buf._ring.buffer.engine.owned.abandon()
+    (chunk,) = (tmp_path / "buf/columns").glob("*-lanes.zarr/c.2")
+    chunk.unlink()
+    buf = RebootedTransitions(20, (4,), **options)
+    assert look(buf)[0] == ((1, 3), (2, 3))
+    add(buf, call_of(5, 3, None))
+    assert look(buf)[0] == ((1, 3), (2, 3), (5, 3))
+    assert buf.check() == []
     buf.close()
 
 

@@ -80,8 +80,8 @@ class RowsOfOne:
         transitions."""
         return self.rows.take(names, at, self.head, out, threads)
 
-    def are_live(self, at: Array) -> Array:
-        """Tell which positions are stored."""
+    def are_live(self, at: Array, which: Array | None = None) -> Array:
+        """Tell which positions are stored; `which`: of the transitions they are of, if not of all."""
         return are_live(self.source, at)
 
     def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
@@ -122,11 +122,11 @@ class RowsOfAdjacent:
         into = out or [None] * len(names)
         return [take(rows.by_name[n], slots, o, threads, head) for n, o in zip(names, into, strict=True)]
 
-    def are_live(self, at: Array) -> Array:
-        """Tell which positions are stored."""
+    def are_live(self, at: Array, which: Array | None = None) -> Array:
+        """Return what `RowsOfOne.are_live` does."""
         found = np.empty(at.shape, np.bool_)
-        for place, which in groups(self._ring_of):
-            found[which] = are_live(self._rings.sources[place], at[which])
+        for place, mine in groups(self._ring_of if which is None else self._ring_of.take(which)):
+            found[mine] = are_live(self._rings.sources[place], at[mine])
         return found
 
     def find(self, last: Array, which: Array) -> tuple[Array, dict[str, Array]]:
@@ -438,7 +438,8 @@ class TransitionReader(ClipReader):
         if rows is None or source.head == source.tail:
             none = np.empty(0, np.int64)
             return none, none, none, {}, none
-        newest = abs(int(rows.take(["lanes"], np.array([source.head - 1]))[0][0]))
+        last = np.array([source.head - 1])  # of no call if the newest one was dropped, whose chunk may be gone
+        newest = abs(int(rows.take(["lanes"], last)[0][0])) if are_live(source, last).all() else 0
         at = np.arange(max(source.tail, source.head - max(most, newest)), source.head)
         at = at[are_live(source, at)]
         lanes = rows.take(["lanes"], at)[0].astype(np.int64)
@@ -517,6 +518,8 @@ class TransitionReader(ClipReader):
             """
             after = at + strides
             inside = after < stop
+            if not rows.is_dense:  # of what was dropped even the files may be gone
+                inside &= rows.are_live(after)
             if all_true(inside):
                 then, *values = rows.take(names, after)
                 found: Array = then == strides
@@ -533,10 +536,14 @@ class TransitionReader(ClipReader):
 
         last = at = oldest = positions
         earlier: Any = None
+        stored: Array | None = None
         if stack is not None:
             earlier = batch.pop(stack.column.name)
             at = stack.positions(positions, strides, earlier)
             oldest = at[:, 0]
+            if not rows.is_dense:
+                stored = rows.are_live(at)
+                at, stored = np.where(stored, at, positions[:, None]), np.logical_and.reduce(stored, 1)
         if plan.paired:
             observe("", positions, at, earlier)
         dones = batch["dones"]
@@ -564,6 +571,8 @@ class TransitionReader(ClipReader):
             end, frames = np.where(on, after, last), at
             if stack is not None:
                 frames = at if self.n_step == 1 else stack.positions(last, strides, earlier)
+                if self.n_step > 1 and not rows.is_dense:
+                    frames = np.where(rows.are_live(frames), frames, last[:, None])
                 frames = np.concatenate([frames[:, 1:], end[:, None]], 1)
             observe("next_", end, frames, earlier)
         good: Array | None = None
@@ -575,8 +584,7 @@ class TransitionReader(ClipReader):
             for name, values in led_to.items():
                 into = batch[f"next_{name}"]
                 (into[:, -1] if name in plan.stacked else into)[known] = values
-        if stack is not None and not rows.is_dense:
-            stored = np.logical_and.reduce(rows.are_live(at), 1)
+        if stored is not None:
             good = stored if good is None else good & stored
         return _Found(batch, good, oldest, after, stop, rows.head)
 
@@ -588,11 +596,12 @@ class TransitionReader(ClipReader):
             ahead = np.arange(begin, min(begin + _LOOKED_AT, FURTHEST + 1))
             part = which[left]
             here = at[part][:, None] + ahead
-            inside = here < ends[left][:, None]
+            within = here < ends[left][:, None]
+            inside = within if rows.is_dense else within & rows.are_live(here, part)
             goes_on = inside & (rows.take(["lanes"], np.where(inside, here, at[part][:, None]), which=part)[0] == ahead)
             is_here = goes_on.any(1)
             found[left[is_here]] = at[part[is_here]] + ahead[goes_on[is_here].argmax(1)]
-            left = left[~is_here & inside[:, -1]]
+            left = left[~is_here & within[:, -1]]
             if not len(left):
                 break
         return found
