@@ -366,24 +366,20 @@ def place_of(dest: str | os.PathLike[str]) -> tuple[str | os.PathLike[str], str 
     return Path(_root_of(prefix)).expanduser() / rest, prefix
 
 
-def _minari(name: str, **options: Any) -> Any:
-    from ringmap.formats.registry import get_format
+def _of_library(prefix: str, how: str) -> Loader:
+    """Return what opens a dataset in the download folder of a library; `how` says how it gets there."""
 
-    place = _local(_root_of("minari"), name, f"minari download {name}")
-    return get_format("minari").open_dataset(place, **options)
+    def load(name: str, **options: Any) -> Any:
+        root = _root_of(prefix)
+        path = Path(root).expanduser() / name
+        if not path.is_dir():
+            raise NotFoundError(f"{name}: not at {path}; fetch it first: {how.format(name=name, root=root)}")
+        return get_format(prefix).open_dataset(path, **options)
 
-
-def _lerobot(name: str, **options: Any) -> Any:
-    from ringmap.formats.registry import get_format
-
-    root = _root_of("lerobot")
-    how = f"hf download {name} --repo-type dataset --local-dir {root}/{name}"
-    return get_format("lerobot").open_dataset(_local(root, name, how), **options)
+    return load
 
 
 def _d4rl(name: str, **options: Any) -> Any:
-    from ringmap.formats.registry import get_format
-
     root = Path(os.environ.get("D4RL_DATASET_DIR") or "~/.d4rl/datasets").expanduser()
     plain = name.replace("_", "-")  # halfcheetah-medium-v2 lies in halfcheetah_medium-v2.hdf5
     found = [p for p in sorted(root.glob("*.hdf5")) if plain in (p.stem, p.stem.replace("_", "-"))]
@@ -397,14 +393,11 @@ def _root_of(prefix: str) -> str:
     return os.environ.get(variable) or default
 
 
-def _local(root: str, name: str, how: str) -> Path:
-    path = Path(root).expanduser() / name
-    if not path.is_dir():
-        raise NotFoundError(f"{name}: not at {path}; fetch it first: {how}")
-    return path
-
-
-_LOADERS: dict[str, Loader] = {"minari": _minari, "lerobot": _lerobot, "d4rl": _d4rl}
+_LOADERS: dict[str, Loader] = {
+    "minari": _of_library("minari", "minari download {name}"),
+    "lerobot": _of_library("lerobot", "hf download {name} --repo-type dataset --local-dir {root}/{name}"),
+    "d4rl": _d4rl,
+}
 
 _ROOTS = {
     "minari": ("MINARI_DATASETS_PATH", "~/.minari/datasets"),
