@@ -15,6 +15,8 @@ import os
 import random
 import uuid
 
+import numpy as np
+
 from ringmap.storage.disk.files import File
 from ringmap.storage.disk.system import System
 from tests.disks import FaultyDisk, descriptor_of
@@ -370,6 +372,7 @@ def materialise(tree, root):
 
 
 def same_ids(monkeypatch, seed=0):
-    """Make identifiers come from a seed, so that a case can be run again."""
+    """Make identifiers, and generators without a seed, come from a seed, so that a case can be run again."""
     rng = random.Random(seed)
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
+    monkeypatch.setattr(np.random.bit_generator, "randbits", random.Random(seed).getrandbits)
