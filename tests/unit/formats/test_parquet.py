@@ -1,5 +1,6 @@
 """Parquet: the conformance suite, and what is its own."""
 
+import itertools
 import json
 
 import pytest
@@ -7,10 +8,13 @@ import pytest
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra parquet)")
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ringmap.data import get_format, load_dataset
 from ringmap.errors import CorruptError, NewerVersionError
+from ringmap.formats.common.arrow import from_arrow, to_arrow
+from ringmap.storage.columns.schema import ColumnSpec
 from ringmap.testing.formats import FormatTests
 from tests.unit.formats.others import OtherOptions
 
@@ -42,3 +46,15 @@ def test_a_forged_footer_is_refused(tmp_path, change, error, message):
         writer.add_key_value_metadata({"ringmap": json.dumps(facts | change)})
     with pytest.raises(error, match=message):
         load_dataset(path)
+
+
+@pytest.mark.parametrize("lists", [*itertools.product([False, True], repeat=3)])
+def test_lists_in_lists_of_either_kind(lists):
+    rows = np.arange(2 * 3 * 4 * 5, dtype=np.int32).reshape(2, 3, 4, 5)
+    kind = pa.int32()
+    for varies, size in zip(lists, (5, 4, 3), strict=True):
+        kind = pa.list_(kind, -1 if varies else size)
+    made = to_arrow(rows, kind)
+    assert made.type == kind
+    assert made.to_pylist() == rows.tolist()
+    assert (from_arrow(made, ColumnSpec("x", (3, 4, 5), rows.dtype), "a file") == rows).all()

@@ -395,7 +395,7 @@ def test_video_of_another_kind_than_the_first_is_refused(tmp_path):
 
 CODES = rng.integers(0, 1 << 12, (11, 18, 20, 1), np.uint16)
 CODES[0, 0, :3, 0] = 0, 1, 4095
-LOG = {"video.depth_min": 0.2, "video.depth_max": 6.0, "video.shift": 1.5, "video.use_log": True}
+LOG = {"video.depth_min": 0.2, "video.depth_max": 6.0, "video.shift": 0.5, "video.use_log": True}
 
 
 def millimetres(codes, least=0.01, most=10.0, shift=3.5, use_log=True):
@@ -412,7 +412,7 @@ def millimetres(codes, least=0.01, most=10.0, shift=3.5, use_log=True):
     [
         ({"info": {"is_depth_map": True}}, {}),
         ({"video_info": {"video.is_depth_map": True}}, {}),
-        ({"info": {"is_depth_map": True, **LOG}}, {"least": 0.2, "most": 6.0, "shift": 1.5}),
+        ({"info": {"is_depth_map": True, **LOG}}, {"least": 0.2, "most": 6.0, "shift": 0.5}),
         (
             {"info": {"video.is_depth_map": True, **LOG, "video.use_log": False}},
             {"least": 0.2, "most": 6.0, "use_log": False},
