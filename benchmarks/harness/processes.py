@@ -108,7 +108,7 @@ def _serve(pipe: Connection, make: Callable[..., Any], args: tuple[Any, ...], li
             pipe.send((found(*given) if callable(found) else found, None))
         except Exception as raised:
             pipe.send((None, raised))
-    if hasattr(made, "close"):
+    if made is not None and hasattr(made, "close"):
         made.close()
 
 

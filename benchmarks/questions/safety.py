@@ -232,12 +232,12 @@ class Writer:
         if steps:
             fill(ReplayBuffer(steps, path=path, seed=0), pixels(noise(length)), steps // length * 2).close()
         self.buffer, self._stop, self._ended = ReplayBuffer.open(path, mode="r+"), threading.Event(), list[float]()
-        self._thread = threading.Thread(target=self._write, args=(length or int(self.buffer.lengths[0]),))
+        self._episodes = pixels(noise(length or int(self.buffer.lengths[0])))
+        self._thread = threading.Thread(target=self._write)
 
-    def _write(self, length: int) -> None:
-        episodes = pixels(noise(length))
+    def _write(self) -> None:
         while not self._stop.is_set():
-            self.buffer.write_episode(next(episodes))
+            self.buffer.write_episode(next(self._episodes))
             self._ended.append(perf_counter())
 
     def start(self) -> None:
@@ -312,7 +312,7 @@ def _report(table: Table, ended: Array, spans: dict[str, Span]) -> None:
     rates = {}
     for name, (began, stopped, took) in spans.items():
         within = ended[(ended >= began) & (ended <= stopped)]
-        rates[name] = len(within) / (stopped - began)
+        rates[name] = max(1, len(within)) / (stopped - began)
         pauses = np.diff(within) if len(within) > 1 else np.array([stopped - began])
         words = f"{rates[name]:,.0f} episodes/s, longest pause {pauses.max() * 1e3:,.0f} ms"
         if np.median(took) > 1e-3:
