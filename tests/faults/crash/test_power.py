@@ -27,16 +27,17 @@ from ringmap.storage.records.table import EpisodeTable
 from ringmap.storage.sidecars.priorities import PriorityFile
 from ringmap.storage.sidecars.successors import Successors
 from tests.disks import Through, ram_folder
-from tests.faults.crash import priorities
 from tests.faults.crash.cases import Case, Session
-from tests.faults.crash.harness import LEVELS, Campaign, Origins, Violation
+from tests.faults.crash.harness import LEVELS, Origins, Violation, crash
 from tests.faults.crash.joined import JoinedSession
 from tests.faults.crash.kill.planted import labels_and_rounds_apart, successors_after_the_commit
 from tests.faults.crash.labels import LabelSession
 from tests.faults.crash.priorities import PrioritySession
-from tests.faults.crash.recording import Always, Model, RecordingDisk, RecordingHandle, same_ids
+from tests.faults.crash.recording import Always, Model, RecordingDisk, RecordingHandle
 from tests.faults.crash.transitions import NamedSession, StackSession, TransitionSession
 from tests.tiers import few
+
+__all__ = ["crash"]
 
 
 def campaign_unless(chosen):
@@ -60,23 +61,6 @@ def _quiet():
     log.removeFilter(nothing)
 
 
-@pytest.fixture
-def run(base, monkeypatch):
-    """Run a case and cut it everywhere; returns the campaign, which counts."""
-
-    def run(case, seed=0, **options):
-        with monkeypatch.context() as patch:
-            case.recover_if_stale(patch)
-            same_ids(patch, seed)
-            if options.get("session") is PrioritySession:
-                priorities.make_small(patch)
-            campaign = run.last = Campaign(base, random.Random(seed), **{"session": Session, **options})
-            campaign.run(case)
-        return campaign
-
-    return run
-
-
 # -- the protocol ------------------------------------------------------------------------------------
 
 
@@ -94,8 +78,8 @@ BY_DEFAULT = {(0, False), (1, True), (2, True), (3, False)}
         2,
     ),
 )
-def test_a_cut_shows_a_committed_state(run, seed, storage, power):
-    campaign = run(Case.draw(seed, power, storage), seed, samples=1, every=2, share=0.02)
+def test_a_cut_shows_a_committed_state(crash, seed, storage, power):
+    campaign = crash(Session, Case.draw(seed, power, storage), seed, samples=1, every=2, share=0.02)
     assert campaign.states > 50
 
 
@@ -129,90 +113,67 @@ OTHERS = [
         2,
     ),
 )
-def test_a_cut_shows_what_other_buffers_keep(run, name, seed, power):
+def test_a_cut_shows_what_other_buffers_keep(crash, name, seed, power):
     kind = SESSIONS[name]
     case = Case.draw(seed, power, count=5, step=kind.draw_step)
-    campaign = run(Case(**{**vars_of(case), "warm": 5}), seed, samples=0, share=0.01, session=kind)
+    campaign = crash(kind, Case(**{**vars_of(case), "warm": 5}), seed, samples=0, share=0.01)
     assert campaign.states > 20
 
 
 W = ("write", 2)
+U = ("update", 0.4, None)
+R = ("relabel", 0.0, None)
+ABANDONED = {"keep": True}
+SMALL_SEGMENTS = {"segment": 1, "warm": 12}
 FOUND = {
     # A retirement whose sync failed was not written again: the table ended before the mark.
     "failed sync of a retirement": (
-        [True],
-        Case(True, (("write", 2), ("write", 6, ("sync", 4)), ("write", 2), ("write", 1)), warm=5),
+        *(Session, [True]),
+        *((W, ("write", 6, ("sync", 4)), W, ("write", 1)), {"warm": 5}),
     ),
     # No fault of the ring: the ordinal that a finish gave behind its recovery was taken for one that a cut before had.
     "ordinal of a finish that recovered": (
-        [False],
-        Case(
-            False,
-            (("write", 3), ("append",), ("sync",), ("write", 6), ("clear",), ("finish", ("partial", 2)), ("sync",)),
-            spare=6,
-            slots=1,
-            keep=True,
-            warm=5,
-        ),
+        *(Session, [False]),
+        (("write", 3), ("append",), ("sync",), ("write", 6), ("clear",), ("finish", ("partial", 2)), ("sync",)),
+        {"spare": 6, "slots": 1, "keep": True, "warm": 5},
     ),
     # A recovery whose own sync failed left the trust in the page cache standing.
     "failed sync in a recovery": (
-        [False],
-        Case(False, (("write", 1), ("reopen", "kill", False, ("sync", 1)), ("write", 3), ("flush",)), warm=5),
+        *(Session, [False]),
+        *((("write", 1), ("reopen", "kill", False, ("sync", 1)), ("write", 3), ("flush",)), {"warm": 5}),
     ),
     # The newest blobs were lost, and with them the sampling state that an older one had.
     "small state behind the live records": (
-        [False],
-        Case(False, (("sample",), ("flush",), ("sample",), W, ("sync",), ("clear",), W, ("clear",)), warm=0),
+        *(Session, [False]),
+        *((("sample",), ("flush",), ("sample",), W, ("sync",), ("clear",), W, ("clear",)), {}),
     ),
     # An abandoned stream came back with its folder's old name, and was kept.
-    "abandoned stream": ([True], Case(True, (("append",), ("append",), ("abandon",), W), keep=True)),
+    "abandoned stream": (Session, [True], (("append",), ("append",), ("abandon",), W), ABANDONED),
     # The same after an opening that did not see its folder, whose removal no sync had made durable.
     "abandoned stream, opened again": (
-        [False, True],
-        Case(True, (("append",), ("abandon", ("EIO", 3)), ("reopen", "kill"), W), keep=True),
+        *(Session, [False, True]),
+        *((("append",), ("abandon", ("EIO", 3)), ("reopen", "kill"), W), ABANDONED),
     ),
     # A retired segment could not be deleted: a commit that stood raised, or a bare OSError did.
     "segment not deleted": (
-        [False, True],
-        Case(False, (W, W, ("sync", ("EIO", 8)), ("write", 3, ("EIO", 9)), W), segment=1, warm=12),
+        *(Session, [False, True]),
+        *((W, W, ("sync", ("EIO", 8)), ("write", 3, ("EIO", 9)), W), SMALL_SEGMENTS),
     ),
     # A commit that readers were not shown had its predecessors' segments deleted.
     "unpublished commit": (
-        [True],
-        Case(True, (("clear", ("EIO", 7)), W, W, ("clear", ("EIO", 5)), W), segment=1, warm=12),
+        *(Session, [True]),
+        *((("clear", ("EIO", 7)), W, W, ("clear", ("EIO", 5)), W), SMALL_SEGMENTS),
     ),
     # A background sync met a file that a commit had closed meanwhile.
     "segment closed under a sync": (
-        [False],
-        Case(False, tuple(("sync_write", 3, at) for at in (1, 2, 3, 1, 2)), segment=1, warm=12),
+        *(Session, [False]),
+        *(tuple(("sync_write", 3, at) for at in (1, 2, 3, 1, 2)), SMALL_SEGMENTS),
     ),
     # A flush that was interrupted forgot which chunks it had not synced yet; the next one vouched for them.
     "interrupted sync of chunks": (
-        [False],
-        Case(False, (W, ("write", 3), ("flush", ("interrupt", 2)), ("flush",), W), storage="zarr"),
+        *(Session, [False]),
+        *((W, ("write", 3), ("flush", ("interrupt", 2)), ("flush",), W), {"storage": "zarr"}),
     ),
-}
-
-
-EVERY = pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.campaign)])
-
-
-@EVERY
-@pytest.mark.parametrize("name", few(FOUND, 2))
-def test_what_the_campaign_found(run, name, every):
-    levels, case = FOUND[name]
-    for power in levels:
-        run(Case(**{**vars_of(case), "power": power}), samples=3, every=every, share=0)
-
-
-def vars_of(case):
-    return {name: getattr(case, name) for name in case.__dataclass_fields__}
-
-
-U = ("update", 0.4, None)
-R = ("relabel", 0.0, None)
-FOUND_ELSEWHERE = {
     # The name of the first file of successors was not synced.
     "successors without a name": (TransitionSession, [True], (W, W), {"warm": 0}),
     # Successors counted for their head alone: those of a call that a cut took were served for another's.
@@ -246,15 +207,21 @@ FOUND_ELSEWHERE = {
         {},
     ),
 }
+"""Name -> session, levels, steps and sizes; `warm` is 4 for other buffers."""
 
 
-@EVERY
-@pytest.mark.parametrize("name", few(FOUND_ELSEWHERE, 2))
-def test_what_the_campaign_found_in_other_buffers(run, name, every):
-    kind, levels, steps, sizes = FOUND_ELSEWHERE[name]
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("name", few([*FOUND][::8] + [name for i, name in enumerate(FOUND) if i % 8], 3))
+def test_what_the_campaign_found(crash, name, every):
+    kind, levels, steps, sizes = FOUND[name]
     for power in levels:
-        case = Case(power, steps, **{"warm": 4, **sizes})
-        run(case, samples=1, every=every, share=0 if power else 0.01, session=kind)
+        case = Case(power, steps, **({} if kind is Session else {"warm": 4}) | sizes)
+        goes_on = kind is not Session and not power
+        crash(kind, case, samples=3 if kind is Session else 1, every=every, share=0.01 * goes_on)
+
+
+def vars_of(case):
+    return {name: getattr(case, name) for name in case.__dataclass_fields__}
 
 
 # -- controls: each guard taken out is caught ---------------------------------------------------------
@@ -509,7 +476,7 @@ def samples(name):
 
 
 @pytest.mark.parametrize("name", few(PLANTED, 5))
-def test_control(run, monkeypatch, name):
+def test_control(crash, monkeypatch, name):
     power, steps, wrong = PLANTED[name]
     for key in ("patch", "too"):
         if key in wrong:
@@ -527,12 +494,12 @@ def test_control(run, monkeypatch, name):
             storage=wrong.get("storage", "memmap"),
         )
         try:
-            run(case, seed, **{"samples": 4, "every": every, "share": 0, **options})
+            crash(Session, case, seed, **{"samples": 4, "every": every, "share": 0, **options})
         except Violation as violation:
             assert "prefix" in str(violation), "wrong even without a crash"
-            print(f"{name}: caught after {tried + run.last.states} disks: {violation.__cause__}")
+            print(f"{name}: caught after {tried + crash.last.states} disks: {violation.__cause__}")
             return
-        tried += run.last.states
+        tried += crash.last.states
     pytest.fail(f"{name}: {tried} disks, and nothing was noticed")
 
 
@@ -651,7 +618,7 @@ FIRST_SEED = {
 
 
 @pytest.mark.parametrize("name", few(PLANTED_ELSEWHERE, 3))
-def test_control_of_other_buffers(run, monkeypatch, name):
+def test_control_of_other_buffers(crash, monkeypatch, name):
     kind, power, steps, plant, cheats = PLANTED_ELSEWHERE[name]
     if plant is not None:
         plant(monkeypatch)
@@ -665,11 +632,11 @@ def test_control_of_other_buffers(run, monkeypatch, name):
             warm={TransitionSession: 6, PrioritySession: 12, JoinedSession: 8}.get(kind, 0),
         )
         try:
-            run(case, seed, samples=4, every=every, share=share, cheats=cheats, session=kind)
+            crash(kind, case, seed, samples=4, every=every, share=share, cheats=cheats)
         except Violation as violation:
-            print(f"{name}: caught after {tried + run.last.states} disks: {violation.__cause__}")
+            print(f"{name}: caught after {tried + crash.last.states} disks: {violation.__cause__}")
             return
-        tried += run.last.states
+        tried += crash.last.states
     pytest.fail(f"{name}: {tried} disks, and nothing was noticed")
 
 
@@ -767,10 +734,10 @@ class Checked(Session):
         return seen
 
 
-def test_check_names_nothing_of_a_state_that_an_opening_has_recovered(run):
+def test_check_names_nothing_of_a_state_that_an_opening_has_recovered(crash):
     """The newest record has no rows, and its blob is lost; the opening kept what the blob carried."""
     steps = (("write", 3), ("clear",), ("write", 2), ("clear",))
-    assert run(Case(False, steps, warm=3), samples=2, share=0, session=Checked).states > 40
+    assert crash(Checked, Case(False, steps, warm=3), samples=2, share=0).states > 40
 
 
 def test_what_a_recovery_evicts_is_known_when_a_cut_of_it_brings_it_back():
@@ -797,16 +764,16 @@ KEPT_STREAM = Case(
 
 
 @pytest.mark.slow
-def test_a_cut_of_a_recovery_that_evicted(run):
+def test_a_cut_of_a_recovery_that_evicted(crash):
     """Most of these disks are left by a cut in or after a recovery, some of which kept a stream."""
-    assert run(KEPT_STREAM, samples=1, share=0.3).again > 300
+    assert crash(Session, KEPT_STREAM, samples=1, share=0.3).again > 300
 
 
 @pytest.mark.slow
-def test_control_a_recovery_gives_ordinals_again(run, monkeypatch):
+def test_control_a_recovery_gives_ordinals_again(crash, monkeypatch):
     monkeypatch.setattr(Store, "_beyond_lost", lambda self, found: self.manifest.ordinal)
     with pytest.raises(Violation, match="was given before"):
-        run(KEPT_STREAM, samples=1, share=0.3)
+        crash(Session, KEPT_STREAM, samples=1, share=0.3)
 
 
 # -- the campaign --------------------------------------------------------------------------------------
@@ -815,7 +782,7 @@ def test_control_a_recovery_gives_ordinals_again(run, monkeypatch):
 @pytest.mark.campaign
 @LEVELS
 @pytest.mark.parametrize("name", SESSIONS)
-def test_campaign_of_other_buffers(run, name, power, capsys):
+def test_campaign_of_other_buffers(crash, name, power, capsys):
     """Try scripts that no other run had for so many seconds."""
     lasts_s, kind = float(os.environ.get("LASTS_S", "120")), SESSIONS[name]
     first = int(os.environ.get("SEED", time.time_ns() // 1_000_000_000))
@@ -823,7 +790,7 @@ def test_campaign_of_other_buffers(run, name, power, capsys):
     began = time.monotonic()
     while time.monotonic() - began < lasts_s:
         case = Case.draw(first + sessions, power, step=kind.draw_step)
-        campaign = run(case, first + sessions, session=kind, samples=2, share=0.03)
+        campaign = crash(kind, case, first + sessions, samples=2, share=0.03)
         states, again, sessions = states + campaign.states, again + campaign.again, sessions + 1
     with capsys.disabled():
         print(
@@ -834,7 +801,7 @@ def test_campaign_of_other_buffers(run, name, power, capsys):
 
 @pytest.mark.campaign
 @LEVELS
-def test_campaign(run, power, capsys):
+def test_campaign(crash, power, capsys):
     """Try 100,000 disks, each different, from scripts that no other run had, or as many as there is time for. Half an
     hour."""
     want, lasts_s = int(os.environ.get("STATES", "100000")), float(os.environ.get("LASTS_S", "inf"))
@@ -844,7 +811,7 @@ def test_campaign(run, power, capsys):
     storages = os.environ.get("STORAGE", "memmap,zarr,mixed").split(",")
     while states < want and time.monotonic() - began < lasts_s:
         storage = storages[sessions % len(storages)]
-        campaign = run(Case.draw(first + sessions, power, storage), first + sessions)
+        campaign = crash(Session, Case.draw(first + sessions, power, storage), first + sessions)
         states, again, sessions = states + campaign.states, again + campaign.again, sessions + 1
     with capsys.disabled():
         print(

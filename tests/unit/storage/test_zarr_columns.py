@@ -189,20 +189,13 @@ def column(tmp_path):
     return made
 
 
-def test_plain_zarr_reads_it(column):
-    array = zarr.open_array(column.path, mode="r")
-    assert array.shape == (37, 4, 3)
-    assert array.chunks == (8, 4, 3)
-    assert (array[:] == rows_of(PIXELS, 37)).all()
-    assert array.attrs["ringmap"] == column.label
-
-
 @pytest.mark.parametrize("spec", SUITED, ids=lambda spec: f"{spec.shape}-{spec.dtype.str}")
 def test_plain_zarr_reads_every_dtype(tmp_path, spec):
     column, rows = Zarrs(Disk(), str(tmp_path)).make(spec, 20), rows_of(spec, 11)
     column.write(4, rows)
     array = zarr.open_array(column.path, mode="r")
-    assert array.dtype == spec.dtype
+    assert (array.dtype, array.shape, array.chunks) == (spec.dtype, (20, *spec.shape), (8, *spec.shape))
+    assert array.attrs["ringmap"] == column.label
     assert array[4:15].tobytes() == rows.tobytes()
     assert (array[:4] == 0).all()  # never written: the fill value
     assert (column.read(0, 4) == 0).all()
@@ -265,28 +258,26 @@ def damage(column, chunk):
         file.write(b"????")
 
 
-def test_a_damaged_chunk_is_named_and_not_served(column):
-    damage(column, 2)
-    with pytest.raises(CorruptError, match=r"c\.2\.0\.0: does not match its checksum; run ringmap.check"):
+def remove(column, chunk):
+    os.unlink(chunk_file(column, chunk))
+
+
+HURTS = {damage: "does not match its checksum", remove: "is missing"}
+hurts = pytest.mark.parametrize("hurt", HURTS, ids=lambda hurt: hurt.__name__)
+
+
+@hurts
+def test_a_damaged_chunk_is_named_and_not_served(column, hurt):
+    hurt(column, 2)
+    with pytest.raises(CorruptError, match=rf"c\.2\.0\.0: {HURTS[hurt]}; run ringmap.check"):
         column.take(np.arange(10, 20))
     with pytest.raises(CorruptError, match=r"c\.2\.0\.0"):
         column.read(23, 1)
     assert (column.read(0, 16) == rows_of(PIXELS, 37)[:16]).all()
     whole, damaged, after = column.pieces(8, 20)
     assert len(whole) == 8 * 12
-    assert damaged == "c.2.0.0 does not match its checksum"
+    assert damaged == f"c.2.0.0 {HURTS[hurt]}"
     assert len(after) == 4 * 12
-
-
-def test_a_missing_chunk_is_named_and_not_served(column):
-    os.unlink(chunk_file(column, 2))
-    with pytest.raises(CorruptError, match=r"c\.2\.0\.0: is missing; run ringmap.check"):
-        column.take(np.arange(10, 20))
-    assert list(column.pieces(8, 20))[1] == "c.2.0.0 is missing"
-
-
-HURTS = {"damaged": damage, "missing": lambda column, chunk: os.unlink(chunk_file(column, chunk))}
-hurts = pytest.mark.parametrize("hurt", HURTS.values(), ids=HURTS)
 
 
 @hurts
@@ -619,47 +610,33 @@ def test_files_that_hardly_shrink_are_not_kept(column):
         reader.forget()
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_files_that_are_kept_serve_no_row_that_was_written_later(wide, seed):
-    writer, reader = wide
-    rng, head = np.random.default_rng(seed), 0
-    model = np.zeros((160, 64, 64), np.uint8)
-    for _ in range(40):
-        count = int(rng.integers(1, 40))
-        fresh = plain(head, count)
-        model[(head + np.arange(count)) % 160] = fresh
-        first = min(count, 160 - head % 160)
-        writer.write(head % 160, fresh[:first])
-        writer.write(0, fresh[first:])
-        head += count
-        slots = rng.integers(max(0, head - 160), head, 12) % 160
-        assert (reader.take(slots, None, head) == model[slots]).all()
-        assert sum(256 + len(data) for data, _ in reader._cache._chunks.values()) <= 3000
-
-
 @settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_reads_equal_zarrs_own(data):
-    """Rows by way of chunks and cache, against plain Zarr, while writes go on."""
-    rows, steps = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 12))
+@given(st.data(), st.booleans())
+def test_reads_equal_a_plain_ring(data, is_tight):
+    """Rows by way of chunks and cache while writes go on; `is_tight`: files are kept as they are, and go often."""
+    spec, made = (WIDE, plain) if is_tight else (PIXELS, lambda first, count: rows_of(PIXELS, count, 50 * first))
+    rows = data.draw(st.integers(120, 160) if is_tight else st.integers(1, 40))
+    steps = 8 if is_tight else data.draw(st.integers(1, 12))
     disk = MemoryDisk()
-    column = Zarrs(disk, "RAM", steps, "lz4").make(PIXELS, rows)
-    reader = ZarrColumn(disk, column.path, PIXELS, rows, column.label).open()
-    model, head = np.zeros((rows, 4, 3), np.uint8), 0
-    for number in range(data.draw(st.integers(1, 6))):
-        count = data.draw(st.integers(1, rows))
-        fresh = rows_of(PIXELS, count, 50 * number)
-        for at in range(count):
-            model[(head + at) % rows] = fresh[at]
+    column = Zarrs(disk, "RAM", steps, "lz4").make(spec, rows)
+    reader = ZarrColumn(disk, column.path, spec, rows, column.label).open()
+    if is_tight:
+        reader._cache = ChunkCache(3000)
+    model, head = np.zeros((rows, *spec.shape), np.uint8), 0
+    for _ in range(data.draw(st.integers(1, 12))):
+        count = data.draw(st.integers(1, min(rows, 40)))
+        fresh = made(head, count)
+        model[(head + np.arange(count)) % rows] = fresh
         first = min(count, rows - head % rows)
         column.write(head % rows, fresh[:first])
         column.write(0, fresh[first:])
         head += count
-        live = min(head, rows)
-        asked = data.draw(st.lists(st.integers(head - live, head - 1), max_size=12))
+        asked = data.draw(st.lists(st.integers(head - min(head, rows), head - 1), max_size=12))
         slots = np.array(asked, np.int64) % rows
         assert (reader.take(slots, None, head) == model[slots]).all()
         assert (reader.take(slots) == model[slots]).all()
+        if is_tight:
+            assert sum(256 + len(kept) for kept, _ in reader._cache._chunks.values()) <= 3000
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["of the label", "beside it"])
