@@ -182,7 +182,7 @@ class Updates(Subject):
 
 @LEVELS
 def test_a_value_is_whole_and_of_its_own_row(crash, power):
-    assert crash(Updates, Draw(power), 1, samples=0, share=0.06, prefixes=0.25, kills=1, halves=True).states > 10
+    assert crash(Updates, Draw(power), 1, samples=0, share=0.06, prefixes=0.12, kills=1, halves=True).states > 10
 
 
 @pytest.mark.campaign

@@ -20,6 +20,7 @@ from ringmap.storage.read import recovery
 from ringmap.storage.read.episodes import origins
 from ringmap.storage.records import table
 from ringmap.storage.records.table import RECORD
+from tests.tiers import few
 
 EPISODES, STEPS = 60, 3
 MIDDLE = 30
@@ -108,7 +109,7 @@ def same(one, other):
     return np.array_equal(one, other)
 
 
-@pytest.mark.parametrize(("name", "bit"), FIELDS)
+@pytest.mark.parametrize(("name", "bit"), few([*FIELDS[::3], *FIELDS[1::3], *FIELDS[2::3]], len(FIELDS) // 3))
 def test_a_flipped_bit_gives_an_error_or_right_data(sound, tmp_path, name, bit):
     path, truth = sound
     for mode in ("r", "r+"):
