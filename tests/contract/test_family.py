@@ -578,14 +578,6 @@ def its_fleet(steps, **options):
     return ShardedReplayBuffer(sorted(steps.folder.glob("ring*")), seed=0, **options)
 
 
-def its_mix(steps, **options):
-    offline = steps.folder / "offline.h5"
-    with get_format("hdf5").open_writer(offline) as writer:
-        where = np.stack([np.full(9, 9), np.full(9, 9), np.arange(9)], 1)
-        writer.write_episode({"observations": where.astype("f8"), "rewards": where[:, 2]})
-    return OfflineToOnlineReplayBuffer(str(offline), online_storage=steps.writers[0], batch_size=32, seed=0)
-
-
 BUFFERS = {
     "transitions": (1, one_ring),
     "reader of transitions": (1, its_reader),

@@ -15,11 +15,13 @@ from ringmap import ReplayBuffer
 from ringmap.buffers import episodes
 from ringmap.buffers.episodes import StoredEpisodes
 from ringmap.buffers.steps import StepRing
+from ringmap.clips import sequences
 from ringmap.clips.bounds import Bounds
 from ringmap.clips.cut import Ends
 from ringmap.clips.rewards import _Sums
 from ringmap.data import ShardedReplayBuffer
 from ringmap.storage.columns.rows import Rows
+from ringmap.storage.ring.links import WholeEpisodes
 from tests.contract.plain import PlainRing
 from tests.contract.reads import LOADS, READS, failures, loader
 from tests.tiers import few
@@ -127,6 +129,19 @@ class Script:
         for name, changed in values.items():
             self.ring.update(at, name, changed)
 
+    def move(self, rng):
+        """Do something at random."""
+        kind = rng.choice(["write", "write", "record", "record", *self.kinds])
+        if kind == "write":
+            self.write(*rng.integers(1, 9, rng.integers(1, 4)).tolist())
+        elif kind in ("record", "parts"):
+            every = int(rng.integers(1, 6))
+            self.record(every * int(rng.integers(1, 5)), every, int(rng.integers(1, 4)))
+        elif kind == "append":
+            self.append(0, int(rng.integers(1, 6)))
+        elif self.ring.episodes():
+            self.update()
+
     def early(self):
         """Fill most of the ring."""
         self.write(7, 9, 2, 14, 12)
@@ -220,6 +235,24 @@ def test_every_read_returns_what_was_stored(tmp_path, storage, kind):
     assert not report, "\n".join(report)
 
 
+@pytest.mark.parametrize(
+    ("storage", "seed"), few([("ram", 0), ("memmap", 1), ("memmap", 2), ("zarr", 3), ("pread", 4)], 3)
+)
+def test_every_read_returns_what_was_stored_in_any_order(tmp_path, storage, seed):
+    """Episodes of several lanes side by side, whole ones, rows and updates, as they come."""
+    options, rng = {"path": tmp_path / "ring", **STORAGE[storage]}, np.random.default_rng(seed)
+    script = Script(kinds=KINDS["all"], **options)
+    for turn in range(36):
+        script.move(rng)
+        if turn % 4 == 3:
+            assert failures(READS, script.buf, script.episodes) == {}, turn
+    script.ring.commit()
+    script.buf.flush()
+    assert failures(LOADS, script.buf, script.episodes) == {}
+    assert script.buf.check() == []
+    script.buf.close()
+
+
 @pytest.mark.parametrize("storage", ["memmap", "zarr"])
 def test_rows_of_a_group_that_begins_during_a_read_are_found(tmp_path, storage, monkeypatch):
     """Another thread of the writer reads a column: it has looked at the files, and not yet at what is stored."""
@@ -274,3 +307,40 @@ def test_control_a_mechanism_that_is_left_out_is_found(tmp_path, monkeypatch, ow
             wrong |= failures(READS, script.buf, script.episodes)
     assert found <= set(wrong)
     script.buf.close()
+
+
+def without(name):
+    """Return `WholeEpisodes.by_lane` as if this were zero of each episode."""
+    real = WholeEpisodes.by_lane
+
+    def by_lane(self):
+        kept = getattr(self, name)
+        setattr(self, name, np.zeros_like(kept))
+        try:
+            return real(self)
+        finally:
+            setattr(self, name, kept)
+
+    return by_lane
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "flaw"),
+    [
+        (WholeEpisodes, "by_lane", without("is_open")),
+        (WholeEpisodes, "by_lane", without("lanes")),
+        (WholeEpisodes, "are_begins", lambda self, places: np.isin(places, self.places)),
+        (Bounds, "positions", lambda self, places: places),
+        (sequences.Sequences, "across", property(lambda self: False, lambda self, value: None)),
+    ],
+)
+def test_control_sequences_that_run_on_wrongly_are_found(monkeypatch, owner, name, flaw):
+    """After an open episode, into another lane, with flags of the run alone, or not at all."""
+    monkeypatch.setattr(owner, name, flaw, raising=False)
+    ways, found = {"sequences": READS["sequences"]}, {}
+    for seed in range(3):
+        script, rng = Script(None, KINDS["parts"]), np.random.default_rng(seed)
+        for _ in range(24):
+            script.move(rng)
+            found = found or failures(ways, script.buf, script.episodes)
+    assert found

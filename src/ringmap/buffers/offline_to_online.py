@@ -33,7 +33,7 @@ from ringmap.buffers.workers import WorkerGenerator
 from ringmap.clips.window import WindowSpec
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.stored import StoredDataset
-from ringmap.errors import EnvironmentFault, InputError, NoClipsError, RoleError
+from ringmap.errors import ClosedError, EnvironmentFault, InputError, NoClipsError, RoleError
 from ringmap.storage.columns.values import as_array, nested
 from ringmap.storage.disk.calls import note_nested
 from ringmap.storage.disk.files import Disk
@@ -508,9 +508,13 @@ class OfflineToOnlineReplayBuffer(OverRing):
         return made
 
     def __repr__(self) -> str:
+        try:
+            halves = f"offline={len(self._offline)}, online={len(self._online)}"
+        except ClosedError:
+            halves = "closed"
         return (
-            f"{_WHERE}(offline={len(self._offline)}, online={len(self._online)}, "
-            f"offline_fraction={self.offline_fraction:g}, rounding={self.rounding!r}, batch_size={self.batch_size})"
+            f"{_WHERE}({halves}, offline_fraction={self.offline_fraction:g}, rounding={self.rounding!r}, "
+            f"batch_size={self.batch_size})"
         )
 
 

@@ -57,6 +57,7 @@ SCRIPTS = {
     "mixed": script(("write", 3), *LONG, storage="mixed"),
     "long episodes": script(*LONG),
     "long episodes, compressed": script(*LONG, storage="zarr"),
+    "a long episode over short ones": script(("write", 15), ("write", 2), given=(("write", 1),) * 24),
     "a segment each": script(*GIVEN, ("write", 5), segment=1),
     "a turn of the table": script(*[("write", 1)] * 4, given=(("write", 1),) * 30),
     "clear": script(("clear",), ("write", 5), ("write", 6), ("clear",), ("clear",), ("write", 1)),

@@ -1,6 +1,6 @@
-"""Episodes committed in parts, against a plain model: a list of rows for each episode.
+"""Episodes committed in parts: each row carries its episode and its step, so that whatever is read proves itself.
 
-Each row carries its episode and its step, so that whatever is read proves itself.
+Every way to read them, against a plain model, is in `tests/contract/test_reads.py`.
 """
 
 import contextlib
@@ -8,15 +8,11 @@ import json
 import multiprocessing
 import os
 import pickle
-import random
-import signal
 import sys
-import threading
 import warnings
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
 import ringmap
 from ringmap import ReplayBuffer
@@ -25,10 +21,8 @@ from ringmap.clips import bounds as bounds_module
 from ringmap.clips import draws as draws_module
 from ringmap.clips import gather as gather_module
 from ringmap.clips.items import Computed
-from ringmap.clips.rewards import Hindsight, NStep, ReturnToGo
 from ringmap.clips.samplers.episodes import EpisodeSampler
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
-from ringmap.clips.sequences import Index, Sequences, TimeToEnd
 from ringmap.clips.window import Window
 from ringmap.data import ShardedReplayBuffer, convert, load_dataset
 from ringmap.errors import ClipIndexError, CorruptError, InputError, NoClipsError, RoleError
@@ -36,8 +30,6 @@ from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.checksums import framed
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.table import EpisodeTable
-from tests.tiers import few
-from tests.unit.buffers.processes import Child
 
 SCHEMA = {
     "episode": ((), "i8"),
@@ -45,228 +37,10 @@ SCHEMA = {
     "reward": ((), "f8"),
     "terminated": ((), "?"),
 }
-EDGE = {"step": Window(range(-7, 8), pad="edge"), "episode": Window(range(-7, 8), pad="edge")}
 
 
 def row(episode, step, last=False):
     return {"episode": episode, "step": step, "reward": float(step % 7), "terminated": last}
-
-
-class Model:
-    """What is stored: the newest rows, in the order of commits, and what each episode is."""
-
-    def __init__(self, max_steps):
-        self.max_steps = max_steps
-        self.parts = []  # (episode, first step, stop)
-        self.ended = set()
-        self.first_of = {}
-
-    def commit(self, episode, first, stop):
-        self.parts.append((episode, first, stop))
-        self.first_of.setdefault(episode, len(self.first_of))
-        while sum(stop - first for _, first, stop in self.parts) > self.max_steps:
-            self.parts.pop(0)
-
-    def episodes(self):
-        """Return episode -> its live steps, in the order in which they began."""
-        found = {}
-        for episode, first, stop in self.parts:
-            found.setdefault(episode, []).extend(range(first, stop))
-        return dict(sorted(found.items(), key=lambda item: self.first_of[item[0]]))
-
-
-class Script:
-    """A buffer, lanes that record into it, and the model of it."""
-
-    def __init__(self, seed, path=None, **options):
-        self.rng = random.Random(seed)
-        self.np_rng = np.random.default_rng(seed)
-        self.max_steps = self.rng.choice([30, 60, 120])
-        self.every = self.rng.choice([1, 3, 5, 8])
-        self.model = Model(self.max_steps)
-        self.buf = ReplayBuffer(
-            self.max_steps,
-            path=path,
-            seed=seed,
-            schema=SCHEMA,
-            spare_rows=8,
-            reward_at="same",
-            **options,
-        )
-        self.lanes = [None] * self.rng.randint(1, 4)
-        self.number = 0
-
-    def act(self):
-        lane = self.rng.randrange(len(self.lanes))
-        kind = self.rng.random()
-        if kind < 0.1:
-            length = self.rng.randint(1, 8)
-            number, self.number = self.number, self.number + 1
-            rows = [row(number, step, step == length - 1) for step in range(length)]
-            self.buf.write_episode({n: np.array([r[n] for r in rows]) for n in SCHEMA})
-            self.model.commit(number, 0, length)
-            self.model.ended.add(number)
-            return
-        if self.lanes[lane] is None:
-            self.lanes[lane] = [self.buf.begin_episode(commit_every=self.every), self.number, 0, 0]
-            self.number += 1
-        open_one = self.lanes[lane]
-        episode, number, steps, committed = open_one
-        if kind < 0.16:
-            if kind < 0.12:
-                episode.abandon()
-            else:
-                episode.finish(terminated=True, episode_data={"number": number})
-                if steps > committed:
-                    self.model.commit(number, committed, steps)
-            self.model.ended.add(number)
-            self.lanes[lane] = None
-            return
-        for _ in range(self.rng.randint(1, 6)):
-            episode.append(row(number, open_one[2]))
-            open_one[2] += 1
-            if open_one[2] - open_one[3] == self.every:
-                self.model.commit(number, open_one[3], open_one[2])
-                open_one[3] = open_one[2]
-        assert episode.num_steps == open_one[2]
-
-    # -- looks -------------------------------------------------------------------------------
-
-    def look(self, buf):
-        expected = self.model.episodes()
-        assert buf.num_episodes == len(expected)
-        assert buf.lengths.tolist() == [len(steps) for steps in expected.values()]
-        assert buf.num_steps_stored == sum(map(len, expected.values()))
-        for i, (number, steps) in enumerate(expected.items()):
-            loaded = buf.load_episode(i)
-            assert loaded["step"].tolist() == steps
-            assert (loaded["episode"] == number).all()
-            middle = len(steps) // 2
-            chunk = buf.load_chunk([i], [middle], [len(steps)])[0]
-            assert np.asarray(chunk["step"]).tolist() == steps[middle:]
-        seen = [(int(e["episode"][0]), [int(s) for s in e["step"]]) for e in buf.episodes()]
-        assert seen == list(expected.items())
-        assert buf.get_col_data("step").tolist() == [s for run in expected.values() for s in run]
-        if expected:
-            data = buf.get_episode_data()
-            firsts = data.get("first_step", [None] * len(expected))
-            assert [first or 0 for first in firsts] == [steps[0] for steps in expected.values()]
-            assert buf.get_row_data([-1])["step"].tolist() == [list(expected.values())[-1][-1]]
-        self.look_at_items(buf, expected)
-
-    def look_at_items(self, buf, expected):
-        for span in (1, 2, 4, 9):
-            clips = {(n, s) for n, run in expected.items() for s in run[: max(0, len(run) - span + 1)]}
-            if not clips:
-                with pytest.raises(NoClipsError):
-                    buf.sample(3, history_len=span)
-                continue
-            batch = buf.sample(24, history_len=span)
-            assert (np.diff(batch["step"], axis=1) == 1).all()
-            assert (np.diff(batch["episode"], axis=1) == 0).all()
-            assert set(zip(batch["episode"][:, 0].tolist(), batch["step"][:, 0].tolist(), strict=True)) <= clips
-            window = {n: Window(range(-(span // 2), span - span // 2)) for n in ("episode", "step")}
-            view = buf.view(window=window)
-            assert len(view) == len(clips)
-            every = view[np.arange(len(view))]
-            assert set(zip(every["episode"][:, 0].tolist(), every["step"][:, 0].tolist(), strict=True)) == clips
-            assert (np.diff(every["step"], axis=1) == 1).all()
-        if expected:
-            self.look_at_padded(buf, expected)
-            self.look_at_computed(buf, expected)
-            self.look_at_split(buf, expected)
-
-    def look_at_padded(self, buf, expected):
-        view = buf.view(window=EDGE)
-        assert len(view) == sum(map(len, expected.values()))
-        for batch in (buf.sample(24, window=EDGE), view[np.arange(len(view))]):
-            for number, steps, pad in zip(batch["episode"], batch["step"], batch["step_is_pad"], strict=True):
-                run = expected[int(number[0])]
-                anchor = int(steps[7])
-                wanted = np.arange(anchor - 7, anchor + 8)
-                assert (number == number[0]).all()
-                assert steps.tolist() == np.clip(wanted, run[0], run[-1]).tolist()
-                assert pad.tolist() == ((wanted < run[0]) | (wanted > run[-1])).tolist()
-
-    def look_at_computed(self, buf, expected):
-        window = {
-            "n": NStep(5, gamma=0.5, next=("step",)),
-            "at": Index(),
-            "left": TimeToEnd(),
-            "goal": Hindsight(lambda a, g: (a == g) * 1.0, "episode", goal="step", achieved="step"),
-        }
-        numbers = list(expected)
-        view = buf.view(window=window, columns=["episode", "step", *window])
-        batch = view[np.arange(len(view))]
-        ids = [(n, s) for n, run in expected.items() for s in run]
-        assert batch["episode"].tolist() == [n for n, _ in ids]
-        for i, (number, step) in enumerate(ids):
-            run = expected[number]
-            assert batch["at_step"][i] == step - run[0]
-            assert batch["at_episode"][i] == numbers.index(number)
-            assert batch["left"][i] == run[-1] - step
-            count = min(5, run[-1] - step)
-            assert batch["n_steps"][i] in (count, min(5, count + 1))
-            total = sum(0.5**k * ((step + k) % 7) for k in range(int(batch["n_steps"][i])))
-            assert batch["n"][i] == pytest.approx(total)
-            assert run[0] <= batch["step"][i] <= run[-1]
-        ended = [i for i, number in enumerate(expected) if number in self.model.ended]
-        back = buf.view(window={"back": ReturnToGo()}, columns=["episode", "step", "back"])
-        if len(ended) < len(expected):
-            with pytest.raises(InputError, match=r"^ReturnToGo: .*has not ended"):
-                back[np.arange(len(back))]
-        if ended:
-            some = back.take(ended)
-            for _ in range(2):  # the second time the sums are known
-                batch = some[np.arange(len(some))]
-                for number, step, total in zip(
-                    batch["episode"].tolist(),
-                    batch["step"].tolist(),
-                    batch["back"].tolist(),
-                    strict=True,
-                ):
-                    assert total == sum(s % 7 for s in expected[number] if s >= step)
-
-    def look_at_split(self, buf, expected):
-        if len(expected) < 3 + 3:  # a side may be empty
-            return
-        one, other = buf.split(0.5, seed=3, window=EDGE)
-        mine = [set(np.unique(v[np.arange(len(v))]["episode"]).tolist()) if len(v) else set() for v in (one, other)]
-        assert not mine[0] & mine[1]
-        assert mine[0] | mine[1] == set(expected)
-        for view, numbers in zip((one, other), mine, strict=True):
-            if numbers:
-                assert set(view.sample(16)["episode"][:, 0].tolist()) <= numbers
-
-
-@pytest.mark.parametrize("place", few(["ram", "disk", "zarr", "pread"], 2))
-def test_it_holds_what_the_model_holds(tmp_path, place):
-    seeds = {"zarr": [4], "pread": [5]}.get(place, range(3))
-    options = {"zarr": {"storage": "zarr"}, "pread": {"reads": "pread", "durability": "power"}}
-    for seed in seeds:
-        path = None if place == "ram" else tmp_path / str(seed)
-        script = Script(seed, path, **options.get(place, {}))
-        reader = None
-        for move in range(60):
-            script.act()
-            if move % 10 == 9:
-                script.look(script.buf)
-                assert script.buf.check() == []
-                if path is not None:
-                    reader = reader or ReplayBuffer.open(path)
-                    reader.refresh()
-                    script.look(reader)
-        copied = pickle.loads(pickle.dumps(script.buf))
-        script.look(copied)
-        if path is not None:
-            assert ringmap.check(path) == []
-            reader.close()
-            snapshot = tmp_path / f"{seed}-copy"
-            script.buf.snapshot(snapshot)
-            copied.close()
-            with ReplayBuffer.open(snapshot) as copied:
-                script.look(copied)
-        script.buf.close()
 
 
 # -- what others do with them ------------------------------------------------------------------------
@@ -340,43 +114,6 @@ def test_an_episode_in_parts_counts_as_one():
     buf.write_episode({name: np.array([row(1, s)[name] for s in range(5)]) for name in SCHEMA})
     seen = [number for _ in range(400) for number, _ in prove(buf.sample(1))]
     assert 120 < seen.count(1) < 280
-
-
-def test_flags_of_sequences():
-    buf = make()
-    episode = recorded(buf, 0, 100)
-    batch = buf.view(window=Sequences(10))[[0, 50]]
-    assert not batch["is_first"].any()
-    assert not batch["is_last"].any()
-    episode.append(row(0, 100, last=True))
-    episode.finish(terminated=True)
-    view = buf.view(window=Sequences(10))
-    batch = view[[0, len(view) - 1]]
-    assert not batch["is_first"].any()
-    assert batch["is_last"].sum() == batch["is_terminal"].sum() == 1
-    assert batch["is_terminal"][1, 9]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_takes_each_clip_once(tmp_path, workers):
-    buf = make(history_len=4, path=tmp_path / "buf")
-    lanes_of(buf, 100)
-    clips = {(n, s) for n in range(3) for s in range(80, 97)}
-    loader = DataLoader(buf, batch_size=8, sampler=buf.pass_sampler(seed=1), num_workers=workers)
-    found = [one for batch in loader for one in prove(batch)]
-    assert len(found) == len(clips)
-    assert set(found) == clips
-    loader = DataLoader(buf.view(), batch_size=8, num_workers=workers)
-    assert set().union(*map(prove, loader)) == clips
-    loader = DataLoader(buf, batch_size=16, shuffle=True, num_workers=workers)
-    assert set().union(*map(prove, loader)) <= clips
-    state = buf.pass_sampler(seed=1)
-    order = iter(state)
-    first = [next(order) for _ in range(20)]
-    other = buf.pass_sampler()
-    other.load_state_dict(state.state_dict())
-    rest = list(other)
-    assert len({*first, *rest}) == len(clips)
 
 
 def test_a_dump_holds_one_episode(tmp_path):
@@ -467,9 +204,6 @@ def test_what_bad_input_gets(tmp_path):
     for wrong in (0, -1, 2.5, True, "5"):
         with pytest.raises(InputError, match=r"^ReplayBuffer.begin_episode: commit_every"):
             buf.begin_episode(commit_every=wrong)
-    with pytest.raises(InputError, match="commit_every=9 steps don't fit in the 8 spare rows"):
-        buf.begin_episode(commit_every=9)
-    assert ringmap.check(tmp_path / "buf") == []
     episode = recorded(buf, 0, 7)
     for wrong in ({"other": 1}, {**row(0, 7), "step": "x"}, {**row(0, 7), "more": 1}):
         with pytest.raises(InputError, match=r"^OpenEpisode.append"):
@@ -514,7 +248,7 @@ def test_bad_input_changes_nothing_in_the_middle_of_a_chain(tmp_path):
         "lane must be": lambda: buf.begin_episode(commit_every=5, lane=-1),
         "lane must be an integer": lambda: buf.begin_episode(commit_every=5, lane=1 << 32),
         "lane must be an integer that": lambda: buf.begin_episode(commit_every=5, lane="left"),
-        "spare rows": lambda: buf.begin_episode(commit_every=buf.engine.source.ring.spare + 1),
+        "steps don't fit in the 8 spare rows": lambda: buf.begin_episode(commit_every=buf.engine.source.ring.spare + 1),
         "must be positive": lambda: buf.begin_episode(commit_every=-5),
         "schema mismatch": lambda: episode.append({"other": 1}),
         "reward": lambda: episode.append({**row(0, 8), "reward": "x"}),
@@ -593,31 +327,6 @@ def test_a_chain_longer_than_the_ring_is_no_error(tmp_path):
     assert buf.load_episode(0)["x"].tolist() == list(range(first, 200))
     assert 30 - 8 < len(buf.load_episode(0)["x"]) <= 30
     assert buf.check() == []
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_an_episode_that_was_killed_ends_where_it_was(tmp_path, keep):
-    def record_and_die(_):
-        lanes_of(make(path=tmp_path / "buf"), 33)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    child = Child(record_and_die)
-    with pytest.raises(EOFError):  # killed, it returned nothing
-        child.result()
-    with ReplayBuffer.open(tmp_path / "buf") as reader:
-        assert reader.engine.source.live.whole.is_open.all()
-        before = reader.lengths.tolist()
-    how = {"interrupted": "keep"} if keep else {}
-    for _ in range(2):
-        with ReplayBuffer.open(tmp_path / "buf", "r+", **how) as buf:
-            found = {int(e["episode"][0]): [int(s) for s in e["step"]] for e in buf.episodes()}
-            last = 33 if keep else 30
-            assert [steps[-1] + 1 for steps in found.values()] == [last] * 3
-            assert all((np.diff(steps) == 1).all() for steps in found.values())
-            assert keep or buf.lengths.tolist() == before
-            assert not buf.engine.source.live.whole.is_open.any()
-            assert buf.check() == ringmap.check(tmp_path / "buf") == []
-            buf.close()
 
 
 def test_a_damaged_part_is_named_and_taken_out(tmp_path):
@@ -714,50 +423,6 @@ def test_a_forged_part_is_refused(tmp_path, changes):
 
 
 # -- while it is written -----------------------------------------------------------------------------
-
-
-def looks(buf, stop, seen):
-    """Draw while another thread writes, and prove each item."""
-    window = {"step": Window(range(-6, 4)), "episode": Window(range(-6, 4)), "n": NStep(4, 1.0)}
-    padded = {**EDGE, "at": Index()}
-    while not stop.is_set():
-        seen.append(len(prove(buf.sample(64, history_len=8))))
-        batch = buf.sample(32, window=window)
-        prove(batch)
-        np.testing.assert_array_equal(
-            batch["n"],
-            [sum(s % 7 for s in range(a, a + n)) for a, n in zip(batch["step"][:, 6], batch["n_steps"], strict=True)],
-        )
-        batch = buf.sample(32, window=padded)
-        assert (np.diff(batch["step"], axis=1) == ~(batch["step_is_pad"][:, 1:] | batch["step_is_pad"][:, :-1])).all()
-        assert (np.diff(batch["episode"], axis=1) == 0).all()
-        buf.refresh()
-
-
-@pytest.mark.parametrize("place", few(["reader", "thread", "ram"]))
-def test_readers_beside_a_writer(tmp_path, place):
-    path = None if place == "ram" else tmp_path / "buf"
-    buf = make(max_steps=600, path=path)
-    episodes = lanes_of(buf, 250)
-    drawn = ReplayBuffer.open(path) if place == "reader" else buf
-    stop, seen, errors = threading.Event(), [], []
-
-    def work():
-        try:
-            looks(drawn, stop, seen)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    step = 250
-    while (len(seen) < 12 or step < 1000) and not errors:
-        for number, episode in enumerate(episodes):
-            episode.append(row(number, step))
-        step += 1
-    stop.set()
-    thread.join()
-    assert not errors, errors
 
 
 @pytest.mark.parametrize("cut", ["clip", "padded", "computed"])

@@ -1,28 +1,15 @@
 """Rounds, retention, later labels, epochs and sequences, each against a plain list of rows."""
 
-import os
-import pickle
-import signal
-import sys
-
 import numpy as np
 import pytest
 import torch
 
-from ringmap import TransitionReplayBuffer
-from ringmap.buffers import engine
 from ringmap.buffers.distillation import ExponentialBeta, LinearBeta, episodes_of, pieces_of
-from ringmap.buffers.steps import StepRing
 from ringmap.data import DistillationBuffer
 from ringmap.errors import (
-    ExistsError,
     InputError,
     NoClipsError,
-    ReadOnlyError,
-    UnknownFormatError,
 )
-from tests.disks import FaultyDisk, kill
-from tests.tiers import few
 
 
 @pytest.fixture
@@ -463,107 +450,6 @@ def test_labels_are_those_of_a_dict(make):
 # -- what survives -----------------------------------------------------------------------------
 
 
-def killed_at(change, work):
-    """Do `work(disk)` in a process that is killed before its N-th change; tell whether it was."""
-    child = os.fork()
-    if child == 0:
-        try:
-            engine.DISK = FaultyDisk()
-            work(engine.DISK, change)
-            os._exit(0)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
-    status = os.waitpid(child, 0)[1]
-    assert status in (0, signal.SIGKILL)
-    return status == signal.SIGKILL
-
-
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="each case is a forked process")
-
-
-@needs_fork
-@pytest.mark.parametrize("relabelled", few([True, False]))
-def test_a_kill_at_every_change_of_a_relabelling(home, relabelled):
-    kill_at_every_change(home / "buf", relabelled)
-
-
-@needs_fork
-def test_labels_without_their_round_are_caught(home, monkeypatch):
-    """A control: the same, if labels and their round were two updates."""
-    update = StepRing.update
-
-    def apart(self, ids, values, where):
-        for name, each in values.items():
-            update(self, ids, {name: each}, where)
-
-    monkeypatch.setattr(StepRing, "update", apart)
-    with pytest.raises(AssertionError):
-        kill_at_every_change(home / "buf", True)
-
-
-def kill_at_every_change(path, relabelled):
-    """Each row has its label and the round of it, or the ones before, whenever a relabelling is killed."""
-
-    def open():
-        return DistillationBuffer(12, path=path, sync_every_s=0, retention="fifo")
-
-    def labels(buf):
-        batch = buf.rows(np.concatenate(buf.episodes()))
-        each = zip(batch["teacher_actions"].tolist(), batch["label_round"].tolist(), strict=True)
-        return dict(zip(numbers(batch).tolist(), each, strict=True))
-
-    buf = open()
-    fill(buf, 6)
-    if relabelled:
-        buf.start_round()
-        buf.relabel(buf.episodes()[1:], better(1))
-    buf.close()
-
-    def work(disk, change):
-        inner = open()
-        disk.fail(change, kill)
-        inner.relabel(None, better(inner.round % 10))
-
-    seen, change, killed = set(), 0, True
-    while killed:
-        change += 1
-        with open() as buf:
-            round = buf.start_round()
-            before = labels(buf)
-        buf.close()
-        killed = killed_at(change, work)
-        with open() as buf:
-            after = labels(buf)
-            assert buf.check() == []
-        buf.close()
-        assert list(after) == list(before)
-        new = {n for n in after if after[n] == (n * 10 + round % 10, round)}
-        assert {n: after[n] for n in after if n not in new} == {n: before[n] for n in before if n not in new}
-        seen.add(len(new))
-        assert killed or len(new) == len(after)
-    assert len(seen) >= 2
-    assert change > 2  # rows that lie side by side are one write, behind that of their marks
-
-
-@needs_fork
-def test_a_kill_between_adds(tmp_path):
-    path = tmp_path / "buf"
-
-    def work(disk, change):
-        buf = DistillationBuffer(50, path=path, sync_every_s=0, beta=0.5)
-        buf.start_round(policy_version=4)
-        fill(buf, 5)
-        disk.fail(1, kill)
-        fill(buf, 1, start=5)
-
-    assert killed_at(1, work)
-    buf = DistillationBuffer(50, path=path)
-    assert (buf.round, buf.policy_version, len(buf)) == (0, 4, 10)
-    assert buf.start_round() == 1
-    buf.close()
-
-
 def test_a_state_from_before_the_first_row(make):
     buf = make(beta=0.5)
     buf.load_state_dict(buf.state_dict())
@@ -573,96 +459,6 @@ def test_a_state_from_before_the_first_row(make):
         buf = make(path=buf._ring.path, beta=0.5)
     assert buf.start_round() == 0
     assert buf.round == 0
-
-
-def test_state(make):
-    buf = make(beta=0.5)
-    fill(buf, 10)
-    buf.start_round()
-    state = buf.state_dict()
-
-    def play():
-        epoch = [numbers(b).tolist() for b in buf.epochs(7)]
-        return numbers(buf.batch(9)).tolist(), epoch, buf.mix(np.ones(20), np.zeros(20)).tolist()
-
-    expected = play()
-    assert play() != expected
-    buf.load_state_dict(state)
-    assert play() == expected
-    buf.load_state_dict(state)
-    buf.flush()
-    if make.on_disk:
-        die(buf)
-        buf = make(path=buf._ring.path, beta=0.5)
-        assert buf.round == 1
-        assert play() == expected
-
-
-def test_save(make, tmp_path):
-    buf = make()
-    fill(buf, 6)
-    buf.start_round()
-    buf.relabel([2, 3], better(5))
-    buf.save(tmp_path / "kept")
-    assert sorted(os.listdir(tmp_path)) == ["kept"]
-    copy = DistillationBuffer.open(tmp_path / "kept", mode="r+")
-    assert stored(copy) == stored(buf)
-    assert copy.sample(20)[1].tolist() == buf.sample(20)[1].tolist()
-    assert copy.round == 1
-    copy.relabel(None, better(6))
-    copy.close()
-    with pytest.raises(ExistsError):
-        buf.save(tmp_path / "kept")
-    assert stored(buf)[2] == 25
-    buf.close()
-    buf.close()
-
-
-def test_an_error_while_saving_leaves_nothing(tmp_path, monkeypatch):
-    buf = DistillationBuffer(50)
-    fill(buf, 6)
-    buf.relabel([2, 3], better(5))
-    monkeypatch.setattr(buf.engine, "snapshot", lambda path, where: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        buf.save(tmp_path / "kept")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_readers(tmp_path):
-    path = tmp_path / "buf"
-    buf = DistillationBuffer(100, path=path)
-    fill(buf, 3)
-    reader = DistillationBuffer.open(path, seed=0)
-    copy = pickle.loads(pickle.dumps(buf))
-    assert len(pickle.dumps(buf)) < 5_000
-    for other in (reader, copy):
-        assert stored(other) == stored(buf)
-        with pytest.raises(ReadOnlyError):
-            other.add(*rows(0, 2))
-        with pytest.raises(ReadOnlyError):
-            other.start_round()
-        with pytest.raises(ReadOnlyError):
-            other.relabel(None, better(1))
-    buf.relabel([2, 3], better(5))
-    buf.start_round()
-    fill(buf, 20, start=3)
-    buf.relabel(buf.episodes()[3:5], better(6))
-    for other in (reader, copy):
-        assert stored(other) == stored(buf)
-        assert other.round == 1
-        assert (np.sort(np.concatenate([b["ids"] for b in other.epochs(9)])) == np.arange(46)).all()
-    buf.start_round()
-    fill(buf, 1, start=23)
-    buf.flush()
-    assert reader.batch(5) and reader.round == 2
-    with pytest.raises(TypeError, match="capacity"):
-        DistillationBuffer.open(path, capacity=3)
-    with pytest.raises(ValueError, match="mode must be"):
-        DistillationBuffer.open(path, mode="w")
-    with pytest.raises(ValueError, match="capacity=99"):
-        DistillationBuffer(99, path=path)
-    for other in (reader, copy, buf):
-        other.close()
 
 
 def test_a_reader_follows_labels_that_come_again_and_again(tmp_path):
@@ -708,17 +504,6 @@ def test_a_reader_of_the_last_rounds_that_is_lapped_looks_again(tmp_path, monkey
     assert (reader.batch(50)["round"] == 19).all()
     reader.close()
     buf.close()
-
-
-def test_a_ram_buffer_pickles_its_rows():
-    buf = DistillationBuffer(20)
-    fill(buf, 6)
-    buf.relabel([2, 3], better(5))
-    copy = pickle.loads(pickle.dumps(buf))
-    assert stored(copy) == stored(buf)
-    copy.add(*rows(50, 1), hidden={"h": np.zeros((1, 1), "f4")})
-    copy.relabel([2], better(6))
-    assert (stored(copy)[2], stored(buf)[2]) == (26, 25)
 
 
 # -- rows that go while they are gone over -------------------------------------------------------
@@ -786,22 +571,6 @@ def test_mixing_takes_like_with_like(make):
     assert {tuple(row) for row in made.tolist()} == {(0.0, 0.0), (1.0, 1.0)}
 
 
-class Draw(torch.utils.data.IterableDataset):
-    def __init__(self, buf):
-        self.buf = buf
-
-    def __iter__(self):
-        yield self.buf.batch(20)["ids"].tolist()
-
-
-def test_workers_draw_apart(make):
-    buf = make()
-    fill(buf, 40)
-    loader = torch.utils.data.DataLoader(Draw(buf), batch_size=None, num_workers=2)
-    first, second = loader
-    assert first != second
-
-
 def test_reopened_before_the_first_row(tmp_path):
     for turn in range(2):
         with DistillationBuffer(100, path=tmp_path / "buf") as buf:
@@ -865,19 +634,3 @@ def test_a_state_older_than_the_rows(make):
     buf.add(*rows(8, 4))
     assert {int(r) for r in buf.batch(100)["round"]} == {1}
     assert len(buf) == 8
-
-
-def test_a_directory_of_something_else(tmp_path):
-    with TransitionReplayBuffer(10, (2,), path=tmp_path / "buf") as other:
-        other.add(np.zeros(2), 0, 0.0, np.zeros(2), False)
-    other.close()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
-    for name, error, message in (
-        ("buf", InputError, "holds transitions, expected distillation; open it with TransitionReplayBuffer"),
-        ("mine", UnknownFormatError, "something else"),
-    ):
-        before = sorted((tmp_path / name).iterdir())
-        with pytest.raises(error, match=message):
-            DistillationBuffer(10, path=tmp_path / name)
-        assert sorted((tmp_path / name).iterdir()) == before

@@ -75,11 +75,6 @@ def test_episodes_stream_through_the_registered_writer(buffer, recorder, tmp_pat
         same(got, columns(number, 0, length))
 
 
-def test_overwrite_is_the_default(buffer, recorder, tmp_path):
-    fill(buffer).dump(tmp_path / "out", "recorder")
-    assert recorder.last.options == {"mode": "overwrite"}
-
-
 def test_episode_data_that_the_format_can_t_hold_are_refused_or_dropped(buffer, recorder, tmp_path):
     buf = fill(buffer, data=True)
     with pytest.raises(InputError, match=r"'recorder' can't hold episode data 'number'.*drop="):
@@ -150,38 +145,6 @@ def check(path, expected, **options):
     return dataset
 
 
-def test_dumped_and_loaded_is_equal(buffer, tmp_path):
-    buf = fill(buffer, data=True, history_len=2, frameskip=2)
-    buf.dump(tmp_path / "out.h5", "hdf5")
-    dataset = check(tmp_path / "out.h5", [(1, 4), (2, 7), (3, 6)], num_steps=2, frameskip=2)
-    assert len(dataset) == len(buf)
-    for idx in range(len(buf)):
-        same({n: np.asarray(v) for n, v in dataset[idx].items()}, buf[idx])
-    assert dataset.get_episode_data() == buf.get_episode_data()
-
-
-def test_nothing_in_it_is_of_a_buffer(buffer, tmp_path):
-    fill(buffer).dump(tmp_path / "out.h5", "hdf5")
-    assert not isinstance(load_dataset(tmp_path / "out.h5"), ReplayBuffer)
-    data = (tmp_path / "out.h5").read_bytes().lower()
-    for word in (b"max_steps", b"replay", b"history"):
-        assert word not in data
-
-
-def test_modes(buffer, tmp_path):
-    buf, path = fill(buffer), tmp_path / "out.h5"
-    kept = [(1, 4), (2, 7), (3, 6)]
-    buf.dump(path, "hdf5")
-    buf.dump(path, "hdf5")
-    check(path, kept)
-    buf.dump(path, "hdf5", mode="append")
-    check(path, kept * 2)
-    data = path.read_bytes()
-    with pytest.raises(FileExistsError):
-        buf.dump(path, "hdf5", mode="error")
-    assert path.read_bytes() == data
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_what_was_there_stays_until_the_new_one_is_whole(buffer, tmp_path, monkeypatch, error):
     buf, path = fill(buffer), tmp_path / "out.h5"
@@ -215,38 +178,6 @@ def test_an_empty_buffer_is_a_valid_empty_dataset(buffer, tmp_path, schema):
     buf.clear()
     buf.dump(tmp_path / "cleared.h5", "hdf5")
     assert len(load_dataset(tmp_path / "cleared.h5")) == 0
-
-
-def test_a_reader_dumps(disk_buffer, home, tmp_path):
-    fill(disk_buffer)
-    reader = ReplayBuffer.open(home / "buf")
-    reader.dump(tmp_path / "out.h5", "hdf5")
-    check(tmp_path / "out.h5", [(1, 4), (2, 7), (3, 6)])
-    reader.close()
-
-
-def test_a_dump_warm_starts_a_buffer(buffer, tmp_path):
-    """Seed 000: episode by episode, or all at once with extend_from."""
-    fill(buffer, data=True).dump(tmp_path / "out.h5", "hdf5")
-    prior = load_dataset(tmp_path / "out.h5")
-    one, two = buffer(max_steps=50, name="one"), buffer(max_steps=50, name="two")
-    for i in range(len(prior.lengths)):
-        one.write_episode(prior.load_episode(i))
-    two.extend_from(prior)
-    assert one.lengths.tolist() == two.lengths.tolist() == [4, 7, 6]
-    same(one.load_episode(1), columns(2, 0, 7))
-    same(two.load_episode(1), columns(2, 0, 7))
-    assert two.get_episode_data() == {"number": [1, 2, 3]}
-
-
-def test_images_come_back_as_they_were_stored(buffer, tmp_path):
-    frames = np.random.default_rng(0).integers(0, 255, (5, 8, 6, 3), np.uint8)
-    buf = buffer(max_steps=20)
-    buf.write_episode({"pixels": frames})
-    buf.dump(tmp_path / "out.h5", "hdf5")
-    again = buffer(max_steps=20, name="again")
-    again.extend_from(load_dataset(tmp_path / "out.h5"))
-    same(again.load_episode(0), {"pixels": frames})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

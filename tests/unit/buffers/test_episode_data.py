@@ -1,7 +1,5 @@
 """Values that are constant within an episode: stored, evicted, cleared and reopened with it."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -13,12 +11,6 @@ from ringmap.storage.read.handle import Handle
 from tests.unit.buffers.steps import columns, episode, stored
 
 
-def test_the_constant():
-    import ringmap.data
-
-    assert EPISODE_DATA_KEY == ringmap.data.EPISODE_DATA_KEY == "_episode_data"
-
-
 def test_it_is_no_column(buffer):
     buf = buffer(max_steps=20)
     buf.write_episode(episode(0, 5, {"seed": 3}))
@@ -27,53 +19,6 @@ def test_it_is_no_column(buffer):
     assert EPISODE_DATA_KEY not in buf.sample(2)
     assert EPISODE_DATA_KEY not in buf.load_episode(0)
     assert stored(buf) == [0]
-
-
-VALUES = {
-    "text": "état \0 漢",
-    "empty": "",
-    "bytes": b"\0\xff",
-    "true": True,
-    "none": None,
-    "int": -(2**63),
-    "huge": 2**200,
-    "float": 0.1,
-    "inf": math.inf,
-    "np": np.float32(0.1),
-    "array": np.arange(6, dtype=">i2").reshape(2, 3),
-    "strings": np.array(["a", "bc"]),
-    "none at all": np.zeros((0, 3)),
-    "date": np.datetime64("2020-02-02", "D"),
-    "scalar array": np.array(3.5),
-    "a/b..": 1,
-    "": 2,
-}
-
-
-def same_value(got, value):
-    if isinstance(value, np.ndarray | np.generic):
-        assert type(got) is type(value)
-        assert got.dtype == value.dtype.newbyteorder("<")
-        np.testing.assert_array_equal(got, value)
-    else:
-        assert type(got) is type(value)
-        assert got == value
-
-
-def test_every_kind_of_value_comes_back_after_reopening_too(buffer):
-    buf = buffer(max_steps=20)
-    buf.write_episode(episode(0, 5, VALUES))
-    for _ in range(2):
-        assert buf.episode_column_names == list(VALUES)
-        data = buf.get_episode_data()
-        assert list(data) == list(VALUES)
-        for name, value in VALUES.items():
-            assert len(data[name]) == 1
-            same_value(data[name][0], value)
-            same_value(next(buf.episodes())[EPISODE_DATA_KEY][name], value)
-        if buffer.on_disk:
-            buf.close()
-            buf = buffer(max_steps=20)
 
 
 def test_lists_and_tensors_come_back_as_arrays(buffer):
@@ -148,18 +93,6 @@ def test_it_is_evicted_and_cleared_with_its_episode(buffer):
     assert buf.get_episode_data() == {}
 
 
-def test_it_is_read_by_readers(disk_buffer, home):
-    buf = disk_buffer(max_steps=20)
-    buf.write_episode(episode(0, 5, {"n": 0}))
-    reader = ReplayBuffer.open(home / "buf")
-    assert reader.get_episode_data() == {"n": [0]}
-    for number in range(1, 7):
-        buf.write_episode(episode(number, 5, {"n": number, "late": 1}))
-    assert reader.refresh()
-    assert reader.get_episode_data() == {"n": [3, 4, 5, 6], "late": [1] * 4}
-    reader.close()
-
-
 def test_large_data_goes_with_its_segment(disk_buffer, home):
     """Segments hold 4 MiB or so each; those of evicted episodes are deleted, the others are all read."""
     buf = disk_buffer(max_steps=20)
@@ -174,15 +107,6 @@ def test_large_data_goes_with_its_segment(disk_buffer, home):
     buf.close()
     again = disk_buffer(max_steps=20)
     assert again.get_episode_data()["n"] == [36, 37, 38, 39]
-
-
-def test_control_data_that_is_not_evicted_is_caught(buffer):
-    buf = buffer(max_steps=10)
-    for number in range(2):
-        buf.write_episode(episode(number, 5, {"n": number}))
-    stale = buf.get_episode_data()
-    buf.write_episode(episode(2, 5, {"n": 2}))
-    assert buf.get_episode_data() != stale
 
 
 def test_each_blob_is_read_once_for_the_names(tmp_path, monkeypatch):

@@ -1,13 +1,11 @@
 """Masked values are refused by everything that stores, before anything changes; without a mask they are plain
 arrays."""
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 import ringmap
-from ringmap.data import DistillationBuffer, get_format
+from ringmap.data import DistillationBuffer
 from ringmap.errors import InputError
 
 ROWS = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -87,49 +85,3 @@ def test_a_masked_value_is_refused_and_a_sound_one_taken(store):
 def test_the_step_is_named():
     with pytest.raises(InputError, match="column 'obs': step 1 is masked, 1 of 6 values"):
         episode(buffer(), np.ma.masked_array(ROWS, ROWS == 3))
-
-
-@pytest.mark.parametrize("name", ["hdf5", "zarr", "folder"])
-def test_formats_refuse_it_before_a_byte_is_written(tmp_path, name):
-    with get_format(name).open_writer(tmp_path / "set") as writer:
-        with pytest.raises(InputError, match="column 'obs': step 1 is masked"):
-            writer.write_episode({"obs": np.ma.masked_array(ROWS, ROWS == 3)})
-        writer.write_episode({"obs": np.ma.masked_array(ROWS, False)})
-
-
-class Masks(gymnasium.Env):
-    """Returns a masked observation, or info, at step 1."""
-
-    observation_space = spaces.Box(-9, 9, (2,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, where="obs", mask=True):
-        self.where, self.mask = where, mask
-
-    def _seen(self, mask):
-        value = np.ma.masked_array(np.zeros(2, np.float32), [False, mask])
-        plain = np.zeros(2, np.float32)
-        return (value, {"x": plain}) if self.where == "obs" else (plain, {"x": value})
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self._seen(False)
-
-    def step(self, action):
-        obs, info = self._seen(self.mask)
-        return obs, 0.0, True, False, info
-
-
-@pytest.mark.parametrize("where", ["obs", "info"])
-@pytest.mark.parametrize("mask", [True, False])
-def test_the_recording_wrapper(where, mask):
-    schema = {"obs": ((2,), "f4"), "info/x": ((2,), "f4")}
-    buf = ringmap.ReplayBuffer(100, schema=schema)
-    env = ringmap.ReplayBufferCollectionWrapper(Masks(where, mask), buf)
-    env.reset()
-    if mask:
-        with pytest.raises(InputError, match="is masked, 1 of 2 values are"):
-            env.step(0)
-    else:
-        env.step(0)
-        assert buf.lengths.tolist() == [2]

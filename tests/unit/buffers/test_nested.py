@@ -11,7 +11,6 @@ from ringmap.data import (
     GoalDataset,
     OfflineToOnlineReplayBuffer,
     convert,
-    get_format,
     load_dataset,
 )
 from ringmap.errors import InputError
@@ -57,16 +56,6 @@ def test_every_way_is_one(way):
     equal(buf.load_episode(0, nest=True), WAYS["mappings"])
     buf.write_episode(FLAT)  # of one schema
     equal(buf.load_episode(1), FLAT)
-
-
-@pytest.mark.parametrize("way", ["mappings", "a mapping per step"])
-@pytest.mark.parametrize("name", ["hdf5", "zarr", "folder", "lance", "parquet"])
-def test_formats(tmp_path, name, way):
-    options = {"image_format": "png"} if name == "folder" else {}
-    with get_format(name).open_writer(tmp_path / "set", **options) as writer:
-        writer.write_episode(WAYS[way])
-    found = load_dataset(tmp_path / "set", output="numpy", layout="HWC")
-    equal(found.load_episode(0, nest=True), WAYS["mappings"])
 
 
 def test_steps_that_are_appended(tmp_path):

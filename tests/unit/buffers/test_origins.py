@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import signal
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import InputError
 from ringmap.storage.commit import commit as commit_module
 from ringmap.storage.read.episodes import origins
-from ringmap.storage.records.table import CLEAR, EPISODE, PART, RETIRE
+from ringmap.storage.records.table import EPISODE, PART, RETIRE
 
 OTHER = "ab" * 16
 
@@ -204,26 +203,6 @@ def test_a_repair_lets_no_ordinal_be_given_again(tmp_path, lost):
         assert ordinals(buf)[-1] >= 20  # it can't know that nothing newer was lost
         assert ordinals(buf)[:-1] == seeds(buf)[:-1]
         assert buf.check() == []
-        buf.close()
-
-
-def test_kill_9_between_commits(tmp_path):
-    path = tmp_path / "buf"
-    for round in range(3):
-        child = os.fork()
-        if not child:
-            try:
-                buf = make(path)
-                write(buf, 2 * round)
-                write(buf, 2 * round + 1)
-                buf.clear() if round == 1 else None
-            finally:
-                os.kill(os.getpid(), signal.SIGKILL)
-        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    with make(path) as buf:
-        assert ordinals(buf) == [4, 5]
-        kinds = buf.engine.owned.table.read_range(1, 7)[0]["kind"].tolist()
-        assert kinds.count(CLEAR) == 1
         buf.close()
 
 

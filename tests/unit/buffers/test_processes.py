@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import multiprocessing
 import os
 import pickle
 import subprocess
@@ -19,10 +18,9 @@ from ringmap import ReplayBuffer
 from ringmap.buffers import replay
 from ringmap.errors import ClosedError, InputError, LockedError, ReadOnlyError
 from tests import ROOT
-from tests.disks import Through
 from tests.tiers import few
 from tests.unit.buffers.processes import Child, error_of, in_child
-from tests.unit.buffers.steps import COLUMNS, clip, columns, episode, prove, same, snapshot, stored
+from tests.unit.buffers.steps import COLUMNS, columns, episode, prove, same, snapshot, stored
 
 WRITES = {
     "write_episode": lambda b: b.write_episode(episode(9, 3)),
@@ -72,24 +70,6 @@ def test_a_second_writer_is_refused_by_name(disk_buffer, home, open_it):
     assert stored(buf)[-1] == 3
 
 
-def test_the_lock_is_free_when_its_holder_is_gone(disk_buffer, home):
-    def hold(child):
-        buf = fill(disk_buffer)
-        child.say(buf.num_episodes)
-        child.hear()
-
-    child = Child(hold)
-    assert child.hear() == 3
-    with pytest.raises(LockedError, match=f"process {child.pid}"):
-        disk_buffer(20, 2)
-    reader = ReplayBuffer.open(home / "buf")
-    child.kill()
-    buf = disk_buffer(20, 2)
-    assert stored(buf) == [0, 1, 2]
-    assert (home / "buf/lock").exists(), "the lock file stays"
-    reader.close()
-
-
 def test_closing_frees_the_lock_at_once(disk_buffer):
     for _ in range(3):
         buf = fill(disk_buffer, numbers=1)
@@ -137,29 +117,6 @@ def test_a_reader_asked_to_write_names_the_writer(disk_buffer, home, work):
 # -- forked children ---------------------------------------------------------------------------
 
 
-def test_a_forked_child_is_a_reader(buffer):
-    buf = fill(buffer)
-
-    def look():
-        before = snapshot(buf)
-        prove(buf.sample(20), dict.fromkeys(range(3), 5), 2)
-        return before, buf.mode, [error_of(work, buf) for work in WRITES.values()]
-
-    seen, mode, errors = in_child(look)
-    expected = snapshot(buf)
-    assert mode == "r"
-    settings = seen.pop("settings"), expected.pop("settings")
-    assert settings[0][:3] == settings[1][:3]
-    seen.pop("sampling"), expected.pop("sampling")
-    assert seen == expected
-    for kind, words in errors:
-        assert kind == "ReadOnlyError"
-        assert (f"process {os.getpid()} " in words) == buffer.on_disk
-        assert ("write in the parent" in words) != buffer.on_disk
-    buf.write_episode(episode(3, 5))
-    assert stored(buf) == [0, 1, 2, 3]
-
-
 def test_a_forked_child_follows_its_parent(disk_buffer):
     buf = fill(disk_buffer)
 
@@ -176,31 +133,6 @@ def test_a_forked_child_follows_its_parent(disk_buffer):
     buf.write_episode(episode(4, 4))
     child.say("go")
     assert child.result() == (12, True, [1, 2, 3, 4])
-
-
-def test_a_forked_copy_in_ram_is_as_it_was(buffer):
-    if buffer.on_disk:
-        return
-    buf = fill(buffer)
-
-    def look(child):
-        child.hear()
-        return stored(buf)
-
-    child = Child(look)
-    buf.write_episode(episode(3, 20))
-    child.say("go")
-    assert child.result() == [0, 1, 2]
-
-
-def test_a_child_of_a_child(disk_buffer):
-    buf = fill(disk_buffer)
-
-    def look():
-        assert stored(buf) == [0, 1, 2]
-        return in_child(lambda: (buf.mode, stored(buf), error_of(buf.clear)[0]))
-
-    assert in_child(look) == ("r", [0, 1, 2], "ReadOnlyError")
 
 
 def test_a_reader_forks_too(disk_buffer, home):
@@ -292,41 +224,6 @@ def test_a_child_that_outlives_its_killed_parent_keeps_nobody_out(disk_buffer):
     child.reap()
 
 
-def test_filelock_gives_its_descriptor_up_in_a_forked_child(tmp_path):
-    """What the two tests above stand on: the child closes the descriptor, and never unlocks."""
-    path = str(tmp_path / "lock")
-    lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False, preserve_lock_file=True)
-    lock.acquire()
-    held = os.stat(path).st_ino
-
-    def look(child):
-        inherited = []
-        for fd in os.listdir("/proc/self/fd"):
-            try:
-                inherited.append(os.fstat(int(fd)).st_ino)
-            except OSError:
-                continue
-        other = filelock.FileLock(path, timeout=0)
-        try:
-            other.acquire()
-        except filelock.Timeout:
-            child.say((lock.is_locked, held in inherited, "held"))
-        child.hear()
-        return None
-
-    child = Child(look)
-    assert child.hear() == (False, False, "held")
-    other = filelock.FileLock(path, timeout=0)
-    with pytest.raises(filelock.Timeout):
-        other.acquire()
-    lock.release()
-    other.acquire()
-    other.release()
-    assert os.path.exists(path)
-    child.say("go")
-    child.reap()
-
-
 def test_control_a_descriptor_that_the_child_keeps_does_keep_the_next_one_out(tmp_path):
     """A plain flock, inherited: the parent lets go by dying only, and the child still holds."""
     import fcntl
@@ -352,30 +249,6 @@ def test_control_a_descriptor_that_the_child_keeps_does_keep_the_next_one_out(tm
         filelock.FileLock(path, timeout=0).acquire()
     child.say("go")
     child.reap()
-
-
-@pytest.mark.slow
-def test_a_fork_while_another_thread_writes(buffer):
-    """Locks that the other thread held are replaced; the child reads a committed state."""
-    buf = buffer(max_steps=60, history_len=2)
-    buf.write_episode(episode(0, 5))
-    stop = threading.Event()
-
-    def write():
-        number = 0
-        while not stop.is_set():
-            number += 1
-            buf.write_episode(episode(number, 3 + number % 5))
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        for _ in range(20):
-            numbers = in_child(read_all, buf)
-            assert numbers == sorted(set(numbers))
-    finally:
-        stop.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.campaign)])
@@ -442,22 +315,6 @@ class AnyLength(dict):
 # -- pickles -----------------------------------------------------------------------------------
 
 
-def test_a_pickle_is_path_and_settings_and_opens_a_live_reader(disk_buffer):
-    buf = disk_buffer(max_steps=50_000, history_len=2, frameskip=2, casting="unsafe")
-    buf.write_episode({"x": np.random.default_rng(0).random((40_000, 8))})
-    data = pickle.dumps(buf)
-    assert len(data) < 2000, "2.5 MB are stored"
-    copied = pickle.loads(data)
-    assert (copied.mode, copied.path, copied.history_len, copied.frameskip) == ("r", buf.path, 2, 2)
-    assert copied.max_steps == 50_000
-    same(copied[17], buf[17])
-    assert error_of(copied.clear)[0] == "ReadOnlyError"
-    buf.write_episode({"x": np.ones((20_000, 8))})
-    assert copied.refresh()
-    assert copied.lengths.tolist() == [20_000]
-    copied.close()
-
-
 def test_a_pickle_keeps_sampler_transform_and_filter(buffer):
     buf = fill(buffer)
     buf.sampler, buf.transform, buf.key_filter = first_clips, only_steps, only_steps
@@ -478,16 +335,6 @@ def first_clips(step, buffer, batch_size, history_len):
 
 def only_steps(given):
     return {"step": given["step"]}
-
-
-def test_a_pickle_of_a_reader_is_a_reader(disk_buffer, home):
-    fill(disk_buffer)
-    reader = ReplayBuffer.open(home / "buf")
-    copied = pickle.loads(pickle.dumps(reader))
-    assert (copied.mode, stored(copied)) == ("r", [0, 1, 2])
-    copied.close()
-    assert stored(reader) == [0, 1, 2]
-    reader.close()
 
 
 def _local():
@@ -579,75 +426,7 @@ def test_pickles_of_a_closed_buffer(disk_buffer):
         pickle.dumps(ram)
 
 
-# -- spawned processes -------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_spawned_process_reads_and_follows(disk_buffer):
-    buf = fill(disk_buffer)
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_spawned, args=(buf, there))
-    process.start()
-    there.close()
-    assert here.recv() == ("r", [0, 1, 2], 12)
-    buf.write_episode(episode(3, 20))
-    here.send("go")
-    assert here.recv() == ([3], "ReadOnlyError")
-    process.join()
-    assert process.exitcode == 0
-
-
-def _spawned(buf, pipe):
-    pipe.send((buf.mode, stored(buf), len(buf)))
-    pipe.recv()
-    buf.refresh()
-    kind, words = error_of(buf.clear)
-    assert f"process {os.getppid()}" in words
-    pipe.send((stored(buf), kind))
-    buf.close()
-
-
 # -- threads -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("spare", [None, 1, 4])
-def test_one_writes_and_two_sample_and_every_clip_proves_itself(buffer, spare):
-    buf = buffer(max_steps=60, history_len=3, spare_rows=spare)
-    for number in range(10):
-        buf.write_episode(episode(number, 3 + number % 5))
-    stop, wrong, batches = threading.Event(), [], [0, 0]
-
-    def sample(which):
-        try:
-            while not stop.is_set():
-                batch = buf.sample(16)
-                for i in range(16):
-                    one = {name: values[i] for name, values in batch.items()}
-                    number, first = int(one["episode"][0]), int(one["step"][0])
-                    assert 0 <= first <= 3 + number % 5 - 3
-                    same(one, clip(number, first, 3))
-                assert len(buf) >= 0
-                buf[len(buf) // 2 - 1]
-                batches[which] += 1
-        except BaseException as error:
-            wrong.append(error)
-            stop.set()
-
-    threads = [threading.Thread(target=sample, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    number, end = 10, time.monotonic() + 10
-    while not stop.is_set() and (min(batches) < 60 or number < 400) and time.monotonic() < end:
-        buf.write_episode(episode(number, 3 + number % 5))
-        number += 1
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert number >= 400
-    assert min(batches) >= 20
-    assert buf.engine.reader.index.check() == []
 
 
 def test_whole_episodes_are_read_while_another_thread_writes(buffer):
@@ -700,25 +479,3 @@ def test_two_threads_may_write_in_turn(buffer):
     for which in range(2):
         own = [n for n in numbers if n // 1000 == which]
         assert own == sorted(own)
-
-
-def test_a_callable_that_writes_in_the_middle_of_a_write_is_told_so(disk_buffer):
-    from ringmap.errors import RoleError
-    from ringmap.storage.disk.files import Disk
-
-    class Nosy(Disk):
-        buf, seen = None, []
-
-        def before(self, change, path, *details):
-            if self.buf is not None and change == "write" and not self.seen:
-                self.seen.append(error_of(self.buf.write_episode, episode(8, 3)))
-
-    Buffer = Through(ReplayBuffer, Nosy())
-
-    buf = disk_buffer(max_steps=20, cls=Buffer)
-    buf.write_episode(episode(0, 5))
-    Buffer.disk.buf = buf
-    buf.write_episode(episode(1, 5))
-    assert Buffer.disk.seen[0][0] == RoleError.__name__
-    assert "in the middle of another call of the same thread" in Buffer.disk.seen[0][1]
-    assert stored(buf) == [0, 1]

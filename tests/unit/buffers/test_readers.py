@@ -11,14 +11,10 @@ from ringmap import ReplayBuffer
 from ringmap.errors import (
     ClipIndexError,
     CorruptError,
-    LappedError,
     NoClipsError,
-    NotFoundError,
-    ReplacedError,
 )
-from ringmap.storage.columns.memmap import HEADER_NBYTES, MemmapColumn
+from ringmap.storage.columns.memmap import HEADER_NBYTES
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.read.handle import Handle
 from ringmap.storage.records.table import RECORD
 from tests.disks import Through
 from tests.faults.crash.recording import Machine
@@ -50,11 +46,6 @@ def seen(buf):
 
 
 # -- refresh -----------------------------------------------------------------------------------
-
-
-def test_a_reader_sees_what_the_writer_sees(writer, reader):
-    assert seen(reader) == seen(writer)
-    assert not reader.refresh()
 
 
 def test_refresh_shows_the_newest_state_and_tells(writer, reader):
@@ -89,13 +80,6 @@ def test_len_does_not_move_with_a_redraw(writer, reader):
         assert len(reader) == 16
 
 
-def test_sample_refreshes_by_itself(writer, reader):
-    writer.write_episode(episode(7, 20))
-    assert set(prove(reader.sample(50), {7: 20}, 2)) <= {(7, i) for i in range(19)}
-    assert len(reader) == 19
-    assert reader.num_redraws == 0
-
-
 def test_a_reader_may_come_first(disk_buffer, home):
     """Before the schema is known: it reads the manifest again when there are records."""
     buf = disk_buffer(max_steps=20)
@@ -108,35 +92,6 @@ def test_a_reader_may_come_first(disk_buffer, home):
     prove(reader.sample(3), {0: 5}, 1)
     assert reader.column_names == COLUMNS
     reader.close()
-
-
-def test_many_readers_at_once(writer):
-    readers = [ReplayBuffer.open(writer.path) for _ in range(5)]
-    writer.write_episode(episode(4, 5))
-    for i, one in enumerate(readers):
-        if i % 2:
-            one.refresh()
-        assert stored_or_gone(one) <= {0, 1, 2, 3, 4}
-    for one in readers:
-        one.close()
-
-
-def stored_or_gone(buf):
-    numbers = set()
-    for one in buf.episodes():
-        numbers.add(int(one["episode"][0]))
-    return numbers
-
-
-def test_a_reader_outlives_its_writer_and_meets_the_next(writer, reader, disk_buffer):
-    writer.write_episode(episode(4, 5))
-    writer.close()
-    assert reader.refresh()
-    assert stored(reader) == [1, 2, 3, 4]
-    again = disk_buffer(max_steps=20, history_len=2)
-    again.write_episode(episode(5, 5))
-    assert reader.refresh()
-    assert stored(reader) == [2, 3, 4, 5]
 
 
 # -- what was evicted --------------------------------------------------------------------------
@@ -181,54 +136,6 @@ def test_a_redraw_is_from_the_newest_state_not_from_the_last_look(writer, reader
     prove({n: v[None] for n, v in reader[0].items()}, {9: 5}, 2)
 
 
-def lap(writer, monkeypatch, times):
-    """Make the writer overtake whoever copies rows, in the middle of each copy, so many times."""
-    left, take = [times], MemmapColumn.take
-
-    def taking(column, slots, out=None, head=0):
-        rows = take(column, slots, out, head)
-        if left[0] and column.spec.name == "step" and not column._file.path.startswith("RAM"):
-            left[0] -= 1
-            for number in range(8):  # the spare rows, and what was live before
-                writer.write_episode(episode(500 + number, 5))
-        return rows
-
-    monkeypatch.setattr(MemmapColumn, "take", taking)
-
-
-@pytest.mark.parametrize("times", [1, 3, 9])
-def test_no_torn_clip_even_when_the_ring_laps_the_reader(writer, reader, monkeypatch, times):
-    lap(writer, monkeypatch, times)
-    prove(reader.sample(30), LENGTHS, 2)
-    assert reader.num_redraws >= 30 * times
-
-
-@pytest.mark.branch
-def test_lapped_ten_times_in_a_row(writer, reader, monkeypatch):
-    monkeypatch.setattr(Handle, "retry_s", 0)
-    lap(writer, monkeypatch, 100)
-    with pytest.raises(LappedError, match="raise max_steps") as raised:
-        reader.sample(30)
-    assert str(writer.path) in str(raised.value)
-    assert isinstance(raised.value, RuntimeError)
-    monkeypatch.undo()
-    prove(reader.sample(30), LENGTHS, 2)
-
-
-@pytest.mark.branch
-def test_control_without_the_second_look_torn_clips_come_out(writer, reader, monkeypatch):
-    lap(writer, monkeypatch, 1)
-    monkeypatch.setattr(type(reader.engine.owned), "newest_tail", lambda self: 0)
-    with pytest.raises(AssertionError):
-        prove(reader.sample(30), LENGTHS, 2)
-
-
-def test_rows_that_were_evicted_are_read_anew(writer, reader):
-    for number in range(4, 9):
-        writer.write_episode(episode(number, 5))
-    assert reader.get_col_data("episode").tolist() == [n for n in (5, 6, 7, 8) for _ in range(5)]
-
-
 def test_episodes_that_were_evicted_are_left_out_or_named(writer, reader):
     for number in range(4, 7):
         writer.write_episode(episode(number, 5))
@@ -250,28 +157,6 @@ def test_episode_data_of_an_evicted_episode_is_its_own_or_none(writer, reader):
 
 
 # -- what is noticed ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("look", ["refresh", "sample"])
-def test_a_replaced_directory_is_noticed(writer, reader, disk_buffer, home, look):
-    writer.close()
-    os.rename(home / "buf", home / "old")
-    other = disk_buffer(max_steps=20, history_len=2)
-    other.write_episode(episode(77, 5))
-    with pytest.raises(
-        ReplacedError,
-        match=r"directory .* was replaced by another one since it was opened; .*open the buffer",
-    ):
-        reader.refresh() if look == "refresh" else reader.sample(2)
-
-
-def test_a_directory_that_is_gone_is_noticed(writer, reader, home):
-    writer.close()
-    shutil.rmtree(home / "buf")
-    with pytest.raises(ReplacedError):
-        reader.refresh()
-    with pytest.raises(NotFoundError):
-        ReplayBuffer.open(home / "buf")
 
 
 def test_a_directory_that_was_moved_is_the_same_to_its_new_reader(writer, home):

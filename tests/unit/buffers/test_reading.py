@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ringmap.errors import ClipIndexError, CorruptError, InputError, UnknownColumnError
-from tests.unit.buffers.steps import COLUMNS, clip, columns, episode, prove, same, snapshot, stored
+from tests.unit.buffers.steps import COLUMNS, clip, columns, episode, same, snapshot
 
 LENGTHS = [7, 1, 12, 5, 6, 3, 9]
 
@@ -133,12 +133,6 @@ def test_a_transform_is_applied_to_clips_and_to_nothing_else(buffer):
     assert sorted(buf.get_row_data(0)) == sorted(COLUMNS)
 
 
-def test_the_span_is_never_across_episodes(buffer):
-    buf, kept = fill(buffer, 3, 2)
-    batch = buf.sample(500)
-    assert set(prove(batch, dict(kept), 3, 2)) == {(n, s) for _, n, s in expected_clips(kept, 3, 2)}
-
-
 # -- whole episodes and slices -----------------------------------------------------------------
 
 
@@ -149,13 +143,6 @@ def test_episodes_are_dense_lists_of_steps(buffer):
     for one, (number, length) in zip(got, kept, strict=True):
         assert all(type(values) is list and len(values) == length for values in one.values())
         same({name: np.array(values) for name, values in one.items()}, columns(number, 0, length))
-
-
-def test_episodes_go_into_another_buffer(buffer):
-    buf, kept = fill(buffer)
-    other = buffer(max_steps=25, name="other")
-    other.write_episodes(buf.episodes())
-    assert stored(other) == [number for number, _ in kept]
 
 
 def test_episodes_may_be_walked_while_more_come(buffer):

@@ -21,9 +21,6 @@ from ringmap.errors import (
     UnknownFormatError,
 )
 from ringmap.storage.disk.checksums import decode_signed, encode_signed
-from ringmap.storage.disk.files import Disk
-from ringmap.storage.ring.ring import spare_rows
-from tests.disks import Through
 from tests.unit.buffers.steps import COLUMNS, episode, prove, same, snapshot, stored
 
 # -- constructor -------------------------------------------------------------------------------
@@ -136,11 +133,6 @@ def test_many_episodes_of_one_step_fill_a_ring_with_one_spare_row(buffer):
     assert buf.get_col_data("x").tolist() == list(range(300, 500))
 
 
-def test_default_spare_rows_by_the_rule(buffer):
-    buf = buffer(max_steps=3000)
-    assert buf.engine.owned.manifest.spare == spare_rows(3000) == 1024
-
-
 def test_it_is_a_dataset_and_a_writer(buffer):
     from ringmap.data import Dataset, Writer
 
@@ -227,12 +219,6 @@ def test_repr(buffer):
     assert "closed" in repr(buf)
 
 
-def test_path_and_mode(buffer, home):
-    buf = buffer(max_steps=20)
-    assert buf.mode == "r+"
-    assert buf.path == (home / "buf" if buffer.on_disk else None)
-
-
 def test_paths_are_strings_or_paths_and_need_not_be_absolute(disk_buffer, home, monkeypatch):
     monkeypatch.chdir(home)
     for i, path in enumerate([str(home / "0"), home / "1", "2", Path("3"), "deep/er/4"]):
@@ -277,15 +263,6 @@ def test_clear_is_one_commit_and_nothing_when_nothing_is_there(buffer):
     assert buf.engine.owned.seq == seq + 1
 
 
-def test_clear_survives(disk_buffer):
-    buf = disk_buffer(max_steps=20)
-    buf.write_episode(episode(0, 3))
-    buf.clear()
-    buf.close()
-    again = disk_buffer(max_steps=20)
-    assert (again.num_episodes, again.column_names) == (0, COLUMNS)
-
-
 # -- context manager, closing ------------------------------------------------------------------
 
 
@@ -300,24 +277,6 @@ def test_enter_returns_self_and_exit_flushes_but_never_closes(buffer):
         manifest = json.loads((buf.path / "manifest.json").read_bytes())
         assert (manifest["table"]["seq"], manifest["table"]["count"]) == (1, 1), "as of the flush"
         assert manifest["carried"]["state"]["sampling"]["step"] == 1
-
-
-def test_exit_never_swallows(buffer):
-    for error in (ZeroDivisionError("mine"), KeyboardInterrupt(), SystemExit(3)):
-        with (
-            pytest.raises(type(error)) as raised,
-            buffer(max_steps=20, name=type(error).__name__) as buf,
-        ):
-            buf.write_episode(episode(0, 3))
-            raise error
-        assert raised.value is error
-        assert stored(buf) == [0]
-
-
-def test_closing_twice_is_fine(buffer):
-    buf = buffer(max_steps=20)
-    buf.close()
-    buf.close()
 
 
 USES = {
@@ -403,18 +362,6 @@ def test_a_buffer_that_goes_out_of_use_gives_its_lock_back(home):
 
 
 # -- opening again -----------------------------------------------------------------------------
-
-
-def test_all_committed_episodes_are_there_again(disk_buffer):
-    buf = disk_buffer(max_steps=30, history_len=2)
-    for number in range(12):
-        buf.write_episode(episode(number, 2 + number % 5, {"number": number}))
-    before = snapshot(buf)
-    buf.close()
-    again = disk_buffer(max_steps=30, history_len=2)
-    assert snapshot(again) == before
-    again.write_episode(episode(12, 4, {"number": 12}))
-    assert stored(again)[-2:] == [11, 12]
 
 
 def test_from_this_call_come_the_settings_of_reading(disk_buffer):
@@ -584,8 +531,16 @@ def a_folder_of_folders(path):
     (path / "photos/2020").mkdir(parents=True)
 
 
-@pytest.mark.parametrize("make", [a_file, a_foreign_folder, a_foreign_manifest, a_folder_of_folders])
-def test_a_path_that_holds_something_else_is_refused_and_left_alone(home, disk_buffer, make):
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (a_file, "is a file, expected a directory of a buffer; choose another path"),
+        (a_foreign_folder, r"holds something else \(thesis.tex\)"),
+        (a_foreign_manifest, "buf"),
+        (a_folder_of_folders, "holds something else"),
+    ],
+)
+def test_a_path_that_holds_something_else_is_refused_and_left_alone(home, disk_buffer, make, words):
     path = home / "buf"
     make(path)
     files = disk_buffer.files()
@@ -594,20 +549,10 @@ def test_a_path_that_holds_something_else_is_refused_and_left_alone(home, disk_b
         lambda: ReplayBuffer.open(path),
         lambda: ReplayBuffer.open(path, mode="r+"),
     ):
-        with pytest.raises(UnknownFormatError) as raised:
+        with pytest.raises(UnknownFormatError, match=words) as raised:
             attempt()
         assert str(path) in str(raised.value)
         assert disk_buffer.files() == files
-
-
-def test_the_words_for_a_file_and_a_foreign_folder(home, disk_buffer):
-    a_file(home / "buf")
-    with pytest.raises(UnknownFormatError, match="is a file, expected a directory of a buffer; choose another path"):
-        disk_buffer(max_steps=9)
-    (home / "buf").unlink()
-    a_foreign_folder(home / "buf")
-    with pytest.raises(UnknownFormatError, match=r"holds something else \(thesis.tex\)"):
-        disk_buffer(max_steps=9)
 
 
 def test_nothing_to_open(home):
@@ -685,28 +630,6 @@ def test_a_part_that_is_missing_cut_or_grown_is_refused_by_name(home, disk_buffe
         assert {k: v for k, v in disk_buffer.files().items() if k != "buf/lock"} == {
             k: v for k, v in files.items() if k != "buf/lock"
         }
-
-
-@pytest.mark.parametrize("change", ["mkdir", "create", "write", "sync", "rename", "sync_folder"])
-def test_a_disk_that_says_no_at_birth_gives_a_clear_error_and_the_next_try_works(home, change):
-    class Refusing(Disk):
-        no = True
-
-        def before(self, done, path, *details):
-            if self.no and done == change:
-                raise OSError(30, "Read-only file system", path)
-
-    Buffer = Through(ReplayBuffer, Refusing())
-
-    with pytest.raises(EnvironmentFault, match="Read-only file system") as raised:
-        Buffer(max_steps=9, path=home / "buf")
-    assert raised.value.errno == 30
-    assert isinstance(raised.value, OSError)
-    Buffer.disk.no = False
-    buf = Buffer(max_steps=9, path=home / "buf")
-    buf.write_episode(episode(0, 5))
-    assert stored(buf) == [0]
-    buf.close()
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a place where no folder can be made")

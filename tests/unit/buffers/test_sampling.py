@@ -1,7 +1,5 @@
 """Sampling: the sampler's contract, the counter, the generator, what survives and what is drawn again."""
 
-import pickle
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from ringmap.errors import ClipIndexError, EnvironmentFault, InputError, NoClips
 from ringmap.storage.disk.files import Disk
 from tests.disks import Through
 from tests.unit.buffers.processes import Child
-from tests.unit.buffers.steps import clip, episode, prove, same, stored
+from tests.unit.buffers.steps import clip, episode, prove, same
 
 LENGTHS = {0: 9, 1: 4, 2: 7}
 
@@ -91,14 +89,6 @@ def test_every_clip_is_as_likely_as_any_other(filled):
     assert all(880 < count < 1120 for count in counts.values()), counts
 
 
-def test_uniform_over_clips_not_over_episodes(buffer):
-    buf = buffer(max_steps=200, seed=0)
-    buf.write_episode(episode(0, 10))
-    buf.write_episode(episode(1, 90))
-    share = np.mean(buf.sample(4000)["episode"] == 1)
-    assert 0.87 < share < 0.93
-
-
 # -- the sampler -------------------------------------------------------------------------------
 
 
@@ -125,32 +115,6 @@ def test_ids_are_integers_of_any_kind(filled, dtype):
     ids = [0, 5, 5, 16]
     filled.sampler = lambda *_: {"list": list, "tuple": tuple}.get(dtype, lambda v: np.array(v, dtype))(ids)
     assert prove(filled.sample(4), LENGTHS, 2) == [(0, 0), (0, 5), (0, 5), (2, 5)]
-
-
-@pytest.mark.parametrize(
-    ("result", "shape"),
-    [
-        (np.zeros(3, int), "(3,)"),
-        (np.zeros((4, 1), int), "(4, 1)"),
-        (5, "()"),
-        ([], "(0,)"),
-        (np.zeros((1, 4), int), "(1, 4)"),
-    ],
-    ids=str,
-)
-def test_a_wrong_shape(filled, result, shape):
-    filled.sampler = lambda *_: result
-    with pytest.raises(InputError) as raised:
-        filled.sample(4)
-    assert f"the sampler returned shape {shape}, expected (4,)" in str(raised.value)
-    assert isinstance(raised.value, ValueError)
-
-
-@pytest.mark.parametrize("result", [np.zeros(4), np.zeros(4, bool), ["0"] * 4, [None] * 4], ids=str)
-def test_a_wrong_dtype(filled, result):
-    filled.sampler = lambda *_: result
-    with pytest.raises(InputError, match="the sampler returned dtype .*, expected integers"):
-        filled.sample(4)
 
 
 @pytest.mark.parametrize("wrong", [-1, 17, 10**12, -(2**63), 2**64 - 1])
@@ -185,19 +149,6 @@ def test_a_sampler_sees_the_live_buffer(filled):
     filled.write_episode(episode(3, 5))
     filled.sample(2, 3)
     assert seen == [(17, 3, 20, [9, 4, 7]), (10, 3, 16, [4, 7, 5])]
-
-
-def test_a_sampler_may_write(filled):
-    """What it asked for is served as long as it lives; what it evicted itself is drawn anew."""
-
-    def sampler(step, buffer, batch_size, history_len):
-        buffer.write_episode(episode(3 + step, 5))
-        return np.arange(batch_size)
-
-    filled.sampler = sampler
-    found = prove(filled.sample(8), {1: 4, 2: 7, 3: 5}, 2)
-    assert len(found) == 8
-    assert filled.num_redraws == 8
 
 
 def test_the_seed_s_schedule(buffer):
@@ -250,14 +201,6 @@ def test_the_counter_advances_even_if_the_sampler_fails(filled, fault):
 # -- the generator -----------------------------------------------------------------------------
 
 
-def test_a_seed_draws_the_same_again(buffer):
-    one, two, other = (fill(buffer, name=str(i), seed=seed) for i, seed in enumerate((7, 7, 8)))
-    first = draws(one)
-    assert first == draws(two)
-    assert first != draws(other)
-    assert len(set(first)) > 1
-
-
 def test_without_a_seed_each_buffer_draws_its_own(buffer):
     assert draws(fill(buffer, name="0", seed=None)) != draws(fill(buffer, name="1", seed=None))
 
@@ -284,23 +227,6 @@ def test_never_numpy_s_global_generator(filled):
     assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
 
 
-def test_state_dict(filled):
-    filled.sample(3)
-    state = pickle.loads(pickle.dumps(filled.state_dict()))
-    first = draws(filled)
-    assert state["step"] == 1
-    filled.load_state_dict(state)
-    assert filled.state_dict()["step"] == 1
-    assert draws(filled) == first
-
-
-def test_state_dict_is_a_snapshot(filled):
-    state = filled.state_dict()
-    kept = pickle.dumps(state)
-    filled.sample(3)
-    assert pickle.dumps(state) == kept
-
-
 def test_a_sampler_with_state_is_saved_with_it(buffer):
     class Stateful(UniformSampler):
         def state_dict(self):
@@ -314,12 +240,6 @@ def test_a_sampler_with_state_is_saved_with_it(buffer):
     first = draws(buf)
     buf.load_state_dict(state)
     assert draws(buf) == first
-
-
-def test_the_uniform_sampler(filled):
-    filled.sampler = UniformSampler(np.random.default_rng(0))
-    assert len(set(prove(filled.sample(400), LENGTHS, 2))) == 17
-    assert UniformSampler()(0, filled, 5, 2).shape == (5,)
 
 
 # -- what survives -----------------------------------------------------------------------------
@@ -375,20 +295,6 @@ def test_the_state_rides_in_each_commit_and_in_a_flush(disk_buffer, home, stored
     assert again.state_dict() == state
     if stored_by != "clear":
         prove(again.sample(9), {**LENGTHS, 3: 5}, 2)
-
-
-def test_draws_since_the_last_commit_are_drawn_again_after_a_kill(disk_buffer):
-    def work(child):
-        buf = fill(disk_buffer)
-        buf.sample(4)
-        buf.write_episode(episode(3, 5))
-        child.say(draws(buf))
-        child.hear()
-
-    child = Child(work)
-    before = child.hear()
-    child.kill()
-    assert draws(disk_buffer(max_steps=20, history_len=2)) == before
 
 
 def test_a_failing_clear_or_an_empty_one_forgets_no_draw(disk_buffer):
@@ -465,17 +371,6 @@ def test_a_reader_saves_nothing(disk_buffer, home):
     other.load_state_dict(state)
     assert draws(other) == after
     other.close()
-
-
-def test_everything_is_stored_when_only_sampling_happened(disk_buffer):
-    buf = fill(disk_buffer)
-    buf.close()
-    for round_ in range(3):
-        buf = disk_buffer(max_steps=20, history_len=2)
-        assert buf.state_dict()["step"] == round_
-        buf.sample(2)
-        buf.close()
-    assert stored(disk_buffer(max_steps=20, history_len=2)) == [0, 1, 2]
 
 
 # -- control -----------------------------------------------------------------------------------

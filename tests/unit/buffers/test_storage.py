@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import pickle
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import zarr
 import ringmap
 from ringmap import ReplayBuffer, Zarr
 from ringmap.errors import CorruptError, InputError
-from tests.unit.buffers.steps import columns, episode, prove, same
+from tests.unit.buffers.steps import columns, episode, same
 
 STORAGES = {
     "zarr": "zarr",
@@ -38,56 +37,6 @@ def held(buf):
         same(buf.load_episode(i), columns(number, 0, length))
         found[number] = length
     return found
-
-
-LENGTHS = [1, 20, 3, 7, 1, 9, 20, 2, 8]
-"""Of one step, as long as max_steps, and across every end of the ring."""
-
-
-@pytest.mark.slow
-def test_rings_of_any_size(buffer, storage):
-    for spare in (1, 5, 13):  # 21, 25 and 33 rows: no multiple of the chunks
-        buf = buffer(20, 2, seed=0, spare_rows=spare, storage=storage, name=f"buf{spare}")
-        stored = {}
-        for number, length in enumerate(LENGTHS * 2):
-            buf.write_episode(episode(number, length))
-            stored[number] = length
-            while sum(stored.values()) > 20:
-                del stored[min(stored)]
-            assert held(buf) == stored
-            if max(stored.values()) > 1:
-                prove(buf.sample(8), stored, 2)
-        assert buf.check() == []
-
-
-def test_a_closed_buffer_opens_whole_and_goes_on(disk_buffer, storage):
-    buf = disk_buffer(20, seed=0, spare_rows=5, storage=storage)
-    for number in range(7):
-        buf.write_episode(episode(number, 4))
-    buf.close()
-    for number in (7, 8):
-        buf = ReplayBuffer.open(buf.path, "r+") if number == 7 else disk_buffer(20, storage=storage)
-        buf.write_episode(episode(number, 4))
-        with ReplayBuffer.open(buf.path) as reader:
-            assert held(buf) == held(reader) == dict.fromkeys(range(number - 4, number + 1), 4)
-        reader.close()
-        buf.close()
-        assert ringmap.check(buf.path) == []
-
-
-def test_a_pickled_buffer_in_ram_stays_compressed(storage):
-    buf = ReplayBuffer(20, spare_rows=5, seed=0, storage=storage)
-    for number in range(7):
-        buf.write_episode(episode(number, 4))
-    copy = pickle.loads(pickle.dumps(buf))
-    same(copy.sample(8), buf.sample(8))
-    for number in range(7, 12):
-        copy.write_episode(episode(number, 4))
-    assert held(copy) == dict.fromkeys(range(7, 12), 4)
-    assert held(buf) == dict.fromkeys(range(2, 7), 4)
-    assert copy.engine.owned.manifest.choices == buf.engine.owned.manifest.choices
-    assert "zarr" in {choice.backend for choice in copy.engine.owned.manifest.choices}
-    assert copy.check() == []
 
 
 def test_names_may_be_anything(buffer):
@@ -156,17 +105,6 @@ def test_estimate_is_the_most_that_chunks_come_to(tmp_path):
         assert (0.9 if "noise" in name else 0.5) * told[name] <= chunks <= told[name]
     assert told["total"] == sum(size for name, size in told.items() if name != "total")
     buf.close()
-
-
-def test_dump_and_back(disk_buffer, tmp_path):
-    buf = disk_buffer(20, spare_rows=5, storage=Zarr("lz4", 3))
-    for number in range(7):
-        buf.write_episode(episode(number, 4))
-    buf.dump(tmp_path / "out.h5", format="hdf5")
-    out = ringmap.data.load_dataset(str(tmp_path / "out.h5"))
-    for i, number in enumerate(range(2, 7)):
-        got = out.load_episode(i)
-        same({name: np.asarray(got[name]) for name in columns(0, 0, 1)}, columns(number, 0, 4))
 
 
 # -- a chunk that is lost, in a buffer that goes on being written ------------------------------------------

@@ -1,9 +1,6 @@
 """Episodes that are still being recorded: begin, append, finish, abandon, and what a kill leaves."""
 
-import errno
-import itertools
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -14,16 +11,11 @@ from ringmap.buffers.replay import EPISODE_DATA_KEY
 from ringmap.errors import (
     ClosedError,
     CorruptError,
-    EnvironmentFault,
     InputError,
     ReadOnlyError,
     RoleError,
 )
-from ringmap.storage.disk.files import Disk
 from ringmap.storage.records.table import INTERRUPTED, TERMINATED, TRUNCATED
-from tests.disks import FaultyDisk, Through
-from tests.faults.crash.kill.blows import _in_del, can_be_interrupted
-from tests.tiers import few
 from tests.unit.buffers.processes import Child, error_of, in_child
 from tests.unit.buffers.steps import columns, episode, same, snapshot, stored
 
@@ -250,16 +242,6 @@ def test_what_was_appended_can_be_changed_afterwards(buffer):
     np.testing.assert_array_equal(buf.load_episode(0)["x"], np.arange(4.0)[:, None] * np.ones(3))
 
 
-def test_every_dtype_and_shape(buffer):
-    dtypes = ["?", "i1", "u8", "f2", "c16", "U7", "S3", "M8[us]", ">f4"]
-    made = {f"{d}{s}": np.ones((4, *s), "i1").astype(d) for d in dtypes for s in ((), (0,), (2, 3))}
-    buf = buffer(max_steps=20, schema=made)
-    with buf.begin_episode() as recording:
-        for t in range(4):
-            recording.append({name: values[t] for name, values in made.items()})
-    same(buf.load_episode(0), {name: v.astype(v.dtype.newbyteorder("<")) for name, v in made.items()})
-
-
 # -- several -----------------------------------------------------------------------------------
 
 
@@ -277,14 +259,6 @@ def test_several_are_open_at_once(buffer):
         recordings[number].finish()
     recordings[1].abandon()
     assert stored(buf) == [9, 2, 0, 3]
-
-
-def test_it_evicts_like_any_other(buffer):
-    buf = buffer(max_steps=10, spare_rows=2)
-    for number in range(8):
-        with buf.begin_episode() as recording:
-            record(recording, number, 4)
-    assert stored(buf) == [6, 7]
 
 
 # -- roles -------------------------------------------------------------------------------------
@@ -339,163 +313,6 @@ def test_a_child_that_leaves_the_block_by_an_exception_does_not_abandon_its_pare
         in_child(leave)
         record(recording, 0, 2, first=3)
     assert stored(buf) == [0]
-
-
-# -- a disk that fails, and Ctrl-C -------------------------------------------------------------
-
-
-FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.parametrize("durability", ["process", "power"])
-def test_a_disk_that_fills_costs_no_step_that_was_appended(home, durability):
-    Buffer = Through(ReplayBuffer, FaultyDisk())
-
-    for at in range(1, 12):
-        buf = Buffer(max_steps=20, path=home / str(at), durability=durability, sync_every_s=0)
-        recording = buf.begin_episode()
-        Buffer.disk.fail(at, FULL)
-        t = failed = 0
-        while t < 4:
-            try:
-                recording.append(step(0, t))
-            except EnvironmentFault as error:
-                assert error.errno == errno.ENOSPC
-                failed += 1
-            else:
-                t += 1
-            assert recording.num_steps == t
-        Buffer.disk.lift()
-        recording.finish()
-        assert stored(buf) == [0]
-        assert buf.lengths.tolist() == [4]
-        buf.close()
-    assert failed or at > 4
-
-
-def test_a_finish_that_the_disk_refused_is_called_again(home):
-    Buffer = Through(ReplayBuffer, FaultyDisk())
-
-    refused = 0
-    for at in range(1, 30):
-        buf = Buffer(max_steps=20, path=home / str(at), sync_every_s=0)
-        buf.write_episode(episode(0, 5))
-        recording = buf.begin_episode()
-        record(recording, 1, 4)
-        Buffer.disk.fail(at, FULL)
-        try:
-            recording.finish(terminated=True)
-        except EnvironmentFault:
-            refused += 1
-            assert stored(buf) == [0]
-            recording.finish(terminated=True)
-        done = not Buffer.disk.struck
-        Buffer.disk.lift()
-        assert stored(buf) == [0, 1]
-        assert flags(buf)[-1] == TERMINATED
-        buf.close()
-        again = Buffer(max_steps=20, path=home / str(at), interrupted="keep")
-        assert stored(again) == [0, 1], "never twice"
-        again.close()
-        if done:
-            break
-    assert done
-    assert refused > 2
-
-
-class Interrupting:
-    """Raises KeyboardInterrupt at the n-th line that runs in ringmap's own streaming and store."""
-
-    def __init__(self, at):
-        self.left = at
-        self.old = sys.gettrace()
-
-    def __enter__(self):
-        sys.settrace(self.trace)
-
-    def __exit__(self, *_):
-        sys.settrace(self.old)
-
-    def trace(self, frame, event, _):
-        code, before = frame.f_code, (None, None)
-        if "ringmap/storage" not in code.co_filename.replace(os.sep, "/"):
-            return None
-        if _in_del(frame):  # there Python swallows it
-            return None
-        frame.f_trace_opcodes = True
-
-        def local(frame, event, _):
-            nonlocal before
-            if event == "opcode":
-                before = before[1], frame.f_lasti
-            elif event == "line" and can_be_interrupted(code, frame.f_lasti, *before):
-                self.left -= 1
-                if self.left == 0:
-                    raise KeyboardInterrupt
-            return local
-
-        return local
-
-
-@pytest.mark.parametrize("first", few([True, False]), ids=["first", "later"])
-def test_ctrl_c_anywhere_in_append_costs_no_other_step(buffer, first):
-    """At every line of the call: the step of that call may count or not, those before and after it do."""
-    lines = 0
-    buf = buffer(max_steps=40)
-    buf.write_episode(episode(0, 2))
-    while True:
-        lines += 1
-        recording = buf.begin_episode()
-        if not first:
-            record(recording, 1, 2)
-        before = recording.num_steps
-        interrupting = Interrupting(lines)
-        try:
-            with interrupting:
-                recording.append(step(1, before))
-        except KeyboardInterrupt:
-            pass
-        done = interrupting.left > 0
-        assert recording.num_steps in (before, before + 1)
-        record(recording, 1, 3, first=recording.num_steps)
-        count = recording.num_steps
-        recording.finish()
-        assert stored(buf)[-1] == 1, "every row of it proves itself"
-        assert buf.lengths[-1] == count
-        if done:
-            break
-    assert lines > 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.campaign)])
-def test_ctrl_c_anywhere_in_finish(disk_buffer, every):
-    """At every line: stored once in the end, whether it is called again or the process goes."""
-    for lines in itertools.count(1, every):
-        name = f"buf{lines}"
-        buf = disk_buffer(max_steps=20, name=name)
-        buf.write_episode(episode(0, 2))
-        recording = buf.begin_episode()
-        record(recording, 1, 3)
-        interrupting = Interrupting(lines)
-        try:
-            with interrupting:
-                recording.finish(truncated=True)
-        except KeyboardInterrupt:
-            if lines % 2:
-                try:
-                    recording.finish(truncated=True)
-                except RoleError as error:
-                    assert "has ended" in str(error)
-                assert stored(buf) == [0, 1]
-        done = interrupting.left > 0
-        buf.close()
-        again = disk_buffer(max_steps=20, name=name, interrupted="keep")
-        assert stored(again) == [0, 1]
-        again.close()
-        if done:
-            break
-    assert lines > 50
 
 
 # -- a kill ------------------------------------------------------------------------------------
@@ -565,18 +382,6 @@ def test_a_reader_leaves_them_alone(disk_buffer, home):
     assert disk_buffer.files() == files
 
 
-def test_the_first_episode_of_all_can_be_kept(disk_buffer, home):
-    def work(buf):
-        buf.kept = buf.begin_episode()
-        record(buf.kept, 7, 4)
-        return buf.kept.id
-
-    killed(home, work)
-    buf = disk_buffer(max_steps=20, interrupted="keep")
-    assert stored(buf) == [7]
-    assert flags(buf) == [INTERRUPTED]
-
-
 @pytest.mark.parametrize(
     "size",
     [pytest.param(n, marks=pytest.mark.campaign if n % 3 else ()) for n in range(0, 400, 7)],
@@ -598,21 +403,6 @@ def test_a_stream_that_was_cut_keeps_its_whole_steps(disk_buffer, home, size):
     assert stored(buf) == ([0, 1] if steps else [0])
     assert buf.lengths.tolist()[1:] == ([steps] if steps else [])
     assert streams(disk_buffer) == []
-
-
-def test_a_step_that_was_damaged_ends_it(disk_buffer, home):
-    def work(buf):
-        buf.kept = buf.begin_episode()
-        record(buf.kept, 1, 4)
-        return buf.kept.id
-
-    path = home / "buf/open" / killed(home, work) / "steps.bin"
-    data = bytearray(path.read_bytes())
-    frame = 12 + sum(values.nbytes for values in step(1, 0).values())
-    data[-12 - frame - 3] ^= 1
-    path.write_bytes(data)
-    buf = disk_buffer(max_steps=20, interrupted="keep")
-    assert (stored(buf), buf.lengths.tolist()) == ([1], [2])
 
 
 def test_a_stream_that_is_damaged_under_its_writer_is_not_stored(disk_buffer, home):
@@ -657,37 +447,3 @@ def test_a_clean_close_leaves_them_as_a_kill_does(disk_buffer):
     record(recording, 1, 3)
     buf.close()
     assert stored(disk_buffer(max_steps=20, interrupted="keep")) == [1]
-
-
-# -- the power level ---------------------------------------------------------------------------
-
-
-class Recording(Disk):
-    """Keeps the order of the changes, as (change, last part of the path)."""
-
-    def __init__(self):
-        super().__init__()
-        self.changes = []
-
-    def before(self, change, path, *details):
-        self.changes.append((change, os.path.basename(path)))
-
-
-@pytest.mark.parametrize("durability", ["process", "power"])
-def test_at_the_power_level_each_step_is_synced_before_append_returns(home, durability):
-    Buffer = Through(ReplayBuffer, Recording())
-
-    buf = Buffer(max_steps=20, path=home / "buf", durability=durability, sync_every_s=0)
-    recording = buf.begin_episode()
-    changes = Buffer.disk.changes
-    changes.clear()
-    record(recording, 0, 1)
-    power = durability == "power"
-    folders = [change for change in changes if change[0] == "sync_folder"]
-    assert folders == ([("sync_folder", recording.id), ("sync_folder", "open")] if power else [])
-    for t in range(1, 4):
-        changes.clear()
-        record(recording, 0, 1, first=t)
-        assert changes == [("write", "steps.bin"), *([("sync", "steps.bin")] if power else [])]
-    recording.finish()
-    buf.close()

@@ -5,7 +5,6 @@ How text is read beside every other mechanism is in `matrix/`; damaged and forge
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
 import ringmap
 from ringmap import ReplayBuffer
@@ -16,8 +15,6 @@ from ringmap.storage.columns import text
 from ringmap.storage.commit import commit, group
 from ringmap.storage.read import handle as texts
 from ringmap.storage.records.blobs import Segments
-
-STORAGE = {"ram": {}, "memmap": {}, "zarr": {"storage": "zarr"}, "pread": {"reads": "pread"}}
 
 
 def text_of(step):
@@ -47,31 +44,6 @@ def fleet(tmp_path):
             for number in range(4):
                 buf.write_episode(episode(4 * ring + number))
     return tmp_path / "fleet"
-
-
-@pytest.mark.parametrize("storage", STORAGE)
-def test_text_goes_wherever_an_episode_goes(tmp_path, storage):
-    path = None if storage == "ram" else tmp_path / "ring"
-    buf = ReplayBuffer(40, 2, path=path, seed=0, **STORAGE[storage])
-    for number in range(12):  # over the end of the ring
-        buf.write_episode(episode(number))
-    other = ReplayBuffer(60, path=tmp_path / "other", seed=0)
-    other.write_episode(episode(0))
-    other.extend_from(buf)  # longer than what is there
-    buf.snapshot(tmp_path / "snapshot")
-    copies = [buf, other, ReplayBuffer.open(tmp_path / "snapshot")]
-    if path is not None:
-        buf.close()
-        copies[0] = ReplayBuffer.open(path, "r+")
-        copies[0].write_episode(episode(20))
-    for copy in copies:
-        for rows in copy.episodes():
-            check(rows)
-        check(copy.sample(30))
-        assert copy.check() == []
-        assert copy.schema.columns[1].dtype == "<U0"
-    for copy in copies:
-        copy.close()
 
 
 def test_padding_of_text_is_empty():
@@ -192,15 +164,6 @@ def test_a_ring_with_longer_text_joins_a_fleet(fleet):
             check(rings.view().load_episode(number))
         batch = rings.sample(20, window={n: Window([-1, 0], pad="edge") for n in ("step", "task", "two")})
         check(batch)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_workers_of_a_loader_send_lists(fleet, workers):
-    buf = ReplayBuffer.open(fleet / "2")
-    for batch in DataLoader(ringmap.data.load_dataset(fleet / "2"), batch_size=7, num_workers=workers):
-        steps = batch["step"].ravel().tolist()
-        assert [task for clip in batch["task"] for task in clip] == [text_of(step) for step in steps]
-    buf.close()
 
 
 @pytest.mark.parametrize("module", [pytest.param(gather, marks=pytest.mark.branch), rings])

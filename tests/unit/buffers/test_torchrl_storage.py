@@ -24,8 +24,6 @@ from ringmap.buffers.steps import StepRing
 from ringmap.data import ReplayBuffer as Episodes
 from ringmap.data import to_torchrl, torchrl_storage
 from ringmap.errors import InputError, RoleError
-from tests import ROOT
-from tests.programs.test_docs_blocks import FENCE
 
 TensorDict, NonTensorData = tensordict.TensorDict, tensordict.NonTensorData
 NonTensorStack = tensordict.NonTensorStack
@@ -162,34 +160,6 @@ def test_prioritized_sampler(ring):
     rb.extend(ted(0, 5))
     rb.update_priority(torch.arange(5), torch.tensor([0.0, 0, 1, 0, 0]) + 1e-9)
     assert set(numbers(rb.sample())) == {2}
-
-
-def test_a_loss_learns_from_it(ring):
-    from tensordict.nn import TensorDictModule
-    from torchrl.objectives import DQNLoss
-
-    torch.manual_seed(0)
-    net = TensorDictModule(torch.nn.Linear(4, 2), in_keys=["observation"], out_keys=["action_value"])
-    from torchrl.modules import QValueActor
-
-    actor = QValueActor(net, in_keys=["observation"], action_space="one_hot")
-    loss = DQNLoss(actor, action_space="one_hot")
-    loss.make_value_estimator(gamma=0.0)
-    rb = TensorDictReplayBuffer(storage=torchrl_storage(ring), batch_size=20)
-    for start in range(0, 60, 6):
-        rb.extend(ted(start, 6))
-    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(150):
-        batch = rb.sample()
-        for key in ("observation", ("next", "observation")):
-            batch[key] = batch[key] / 60
-        value = loss(batch)["loss"]
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-        losses.append(float(value))
-    assert np.mean(losses[-10:]) < 0.2 * np.mean(losses[:10])
 
 
 def test_what_a_world_wrote_can_be_drawn():
@@ -329,13 +299,6 @@ def test_a_pickled_storage_reads(tmp_path):
         torchrl_storage(copy).set(range(5, 7), ted(5, 2))
     copy.close()
     ring.close()
-
-
-def test_the_page_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/how-to/use-torchrl.md").read_text()
-    (block,) = (fence["body"] for fence in FENCE.finditer(page))
-    exec(compile(block, "use-torchrl.md", "exec"), {})
 
 
 def test_a_collector_writes_into_the_ring(tmp_path):

@@ -5,10 +5,8 @@ import errno
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -70,7 +68,8 @@ def test_an_episode_has_the_values_that_it_was_written_with_and_zeros_without(bu
     assert buf.load_episode(1)["label"].tolist() == list(range(10))
 
 
-def test_every_read_has_the_newest_values(buf, tmp_path):
+def test_every_copy_has_the_newest_values(buf, tmp_path):
+    """Every way to read them is in `tests/contract/test_reads.py`."""
     assert buf.update([3, 12, 19], {"latent": latent([7, 8, 9])}) == 3
     assert buf.update(np.array([12]), {"label": [5]}) == 1
     expected = np.concatenate([np.zeros(10), np.arange(10) + 0.5]).astype(np.float32)
@@ -82,19 +81,8 @@ def test_every_read_has_the_newest_values(buf, tmp_path):
         assert (batch["latent"][..., 0] == expected[ids]).all()
         assert (batch["label"] == labels[ids]).all()
 
-    for i, start in ((0, 0), (1, 10)):
-        by_step(buf.load_episode(i), np.arange(start, start + 10))
-        by_step(buf.load_chunk([i], [2], [7])[0], np.arange(start + 2, start + 7))
     batch = buf.sample(64)
     by_step(batch, batch.ids[:, None] + np.arange(3))
-    batch = buf.sample(64, window={"latent": ringmap.data.Window(range(-1, 2), pad="edge")})
-    for batch in (buf[[0, 5, 11]], next(iter(buf.batches(16, steps=1)))):
-        by_step(batch, batch.ids[:, None] + np.arange(3))
-    assert buf.get_col_data("latent")[:, 0].tolist() == expected.tolist()
-    assert buf.get_row_data([3, 12])["label"].tolist() == [0, 5]
-    assert [e["label"][2] for e in buf.episodes()] == [0, 5]
-    view = buf.view()
-    assert max(float(view[i]["latent"].max()) for i in range(len(view))) == 9
     copies = [pickle.loads(pickle.dumps(buf))]
     buf.snapshot(tmp_path / "copy")
     copies.append(ReplayBuffer.open(tmp_path / "copy"))
@@ -106,14 +94,6 @@ def test_every_read_has_the_newest_values(buf, tmp_path):
         by_step({n: np.asarray(v) for n, v in copy.load_episode(1).items()}, np.arange(10, 20))
         assert max(float(copy[i]["latent"].max()) for i in range(len(copy))) == 9
     assert buf.check() == []
-
-
-def test_workers_of_a_loader_have_the_newest_values(buf):
-    torch = pytest.importorskip("torch")
-    buf.update(np.arange(20), {"latent": latent(np.arange(20) + 100)})
-    loader = torch.utils.data.DataLoader(buf, batch_size=8, num_workers=2)
-    seen = torch.cat([batch["latent"][:, :, 0] for batch in loader])
-    assert sorted(set(seen.flatten().tolist())) == list(range(100, 120))
 
 
 def test_ids_may_have_the_shape_of_a_batch_of_clips(buf):
@@ -188,14 +168,6 @@ def test_an_update_takes_no_value_from_one_that_the_disk_refused(tmp_path):
         buf.update(ids, {"label": ids + 200})
         assert buf.get_col_data("label").tolist() == (ids + 200).tolist()
         np.testing.assert_array_equal(buf.get_col_data("latent"), latent(ids))
-
-
-def test_sums_of_a_reward_that_changes_are_computed_again(buf):
-    window = {"latent": ringmap.data.Window([0]), "left": ringmap.data.ReturnToGo(of="label")}
-    for number in (1, 2):
-        buf.update(np.arange(20), {"label": np.full(20, number)})
-        batch = buf.sample(16, window=window)
-        assert (batch["left"] == (10 - batch.ids % 10) * number).all()
 
 
 # -- what bad input gets ---------------------------------------------------------------------------
@@ -339,23 +311,6 @@ def test_a_streamed_episode_may_leave_the_column_out(tmp_path):
 # -- processes, threads, signals -------------------------------------------------------------------
 
 
-def test_an_update_that_returned_survives_a_kill(tmp_path):
-    pid = os.fork()
-    if not pid:
-        buf = make(tmp_path / "buf")
-        write(buf, 1)
-        for number in range(1, 6):
-            buf.update(np.arange(10), {"label": np.full(10, number)})
-        os.kill(os.getpid(), signal.SIGKILL)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    with ReplayBuffer.open(tmp_path / "buf") as reader:
-        assert (reader.load_episode(0)["label"] == 5).all()
-    with contextlib.closing(ReplayBuffer.open(tmp_path / "buf", "r+")) as buf:
-        buf.update([3], {"label": [9]})
-        assert buf.load_episode(0)["label"].tolist() == [5, 5, 5, 9, 5, 5, 5, 5, 5, 5]
-    assert ringmap.check(tmp_path / "buf") == []
-
-
 def test_a_forked_child_reads_and_may_not_update(buf):
     buf.update([3], {"label": [9]})
     pid = os.fork()
@@ -396,39 +351,6 @@ def test_a_signal_handler_in_the_middle_of_an_update_is_refused(tmp_path):
     assert seen == ["refused"]
     buf.update([3, 5], {"label": [2, 3]})
     assert buf.load_episode(0)["label"].tolist() == [0, 0, 0, 2, 0, 3, 0, 0, 0, 0]
-    buf.close()
-
-
-@pytest.mark.parametrize("on_disk", [True, False])
-def test_threads_read_whole_values_while_one_updates(tmp_path, on_disk):
-    schema = {"obs": ((), "<i8"), "big": Column((200,), "<i8", mutable=True)}
-    buf = ReplayBuffer(64, path=tmp_path / "b" if on_disk else None, schema=schema, sync_every_s=0.01)
-    buf.write_episode({"obs": np.arange(64)})
-    stop, faults = threading.Event(), []
-
-    def read():
-        rng = np.random.default_rng(0)
-        try:
-            while not stop.is_set():
-                batch = buf[rng.integers(0, 64, 16).tolist()]
-                value = batch["big"][:, 0]
-                assert (value == value[..., :1]).all()
-                assert ((value[:, 0] == 0) | (value[:, 0] % 64 == batch.ids)).all()
-        except BaseException as error:
-            faults.append(error)
-
-    threads = [threading.Thread(target=read) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    ids = np.arange(64)
-    for number in range(1, 200):
-        some = np.random.default_rng(number).permutation(64)[:20]
-        value = ids[some] + 64 * number
-        buf.update(some, {"big": np.repeat(value[:, None], 200, 1)})
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert faults == []
     buf.close()
 
 

@@ -1,22 +1,17 @@
 """Writing: the order of the checks, what a failing call leaves behind (nothing), copies in."""
 
-import errno
-import os
 import re
 
 import gymnasium
 import numpy as np
 import pytest
-import torch
 
 from ringmap import ReplayBuffer
 from ringmap.buffers.replay import EPISODE_DATA_KEY
-from ringmap.data import WRITE_MODES
 from ringmap.datasets.episode import EpisodeDict
-from ringmap.errors import EnvironmentFault, InputError, SyncFailedError
+from ringmap.errors import InputError
 from ringmap.recording import ReplayBufferCollectionWrapper
 from ringmap.storage.records.table import TERMINATED
-from tests.disks import FaultyDisk, FullDisk, Through
 from tests.unit.buffers.steps import COLUMNS, columns, episode, same, snapshot, stored
 
 
@@ -199,12 +194,6 @@ def test_a_key_filter_that_raises_changes_nothing(filled, buffer):
     unchanged(buffer, filled, work, ZeroDivisionError, "mine")
 
 
-def test_messages_name_the_method(filled):
-    for given, _ in WRONG.values():
-        with pytest.raises(InputError, match=r"^(ReplayBuffer.write_episode: |'_episode_data')"):
-            filled.write_episode(given)
-
-
 def test_control_a_call_that_evicts_first_is_caught(filled, buffer):
     def evict_first():
         filled.engine.owned.clear()
@@ -238,20 +227,6 @@ def test_unsafe_casting_is_the_original_s_rule(buffer):
 # -- what is welcome ---------------------------------------------------------------------------
 
 
-def test_lists_arrays_and_tensors_mix(buffer):
-    buf = buffer(max_steps=15)
-    made = columns(0, 0, 4)
-    buf.write_episode(made)
-    buf.write_episode({name: list(values) for name, values in columns(1, 0, 4).items()})
-    buf.write_episode({name: torch.from_numpy(values.copy()) for name, values in columns(2, 0, 2).items()})
-    buf.write_episode(
-        {name: [torch.from_numpy(v) if v.ndim else v for v in values] for name, values in columns(3, 0, 2).items()}
-    )
-    mixed = columns(4, 0, 3)
-    buf.write_episode({"action": tuple(map(list, mixed["action"])), **{n: mixed[n] for n in COLUMNS[:3]}})
-    assert stored(buf) == [0, 1, 2, 3, 4]
-
-
 def test_columns_keep_the_order_of_the_first_episode(buffer):
     buf = buffer(max_steps=15)
     buf.write_episode({"b": [1], "a": [2]})
@@ -259,22 +234,6 @@ def test_columns_keep_the_order_of_the_first_episode(buffer):
     assert buf.column_names == ["b", "a"]
     assert list(buf.load_episode(1)) == ["b", "a"]
     assert (buf.load_episode(1)["a"][0], buf.load_episode(1)["b"][0]) == (20, 10)
-
-
-DTYPES = ["?", "i1", "u8", "f2", "f8", "c8", "c16", "U7", "S3", "M8[us]", "m8[s]"]
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 0, 3), (4, 5)])
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_every_dtype_and_shape_comes_back_bit_for_bit(buffer, rng, shape, order):
-    buf, written = buffer(max_steps=15), []
-    for length in (3, 7, 4, 5, 6):
-        numbers = rng.integers(0, 2, (length, *shape))
-        written.append({dtype: numbers.astype(dtype) for dtype in DTYPES})
-        buf.write_episode({d: v.astype(v.dtype.newbyteorder(order)) for d, v in written[-1].items()})
-    assert buf.lengths.tolist() == [4, 5, 6]
-    for i, expected in enumerate(written[-3:]):
-        same(buf.load_episode(i), expected)
 
 
 def test_arrays_need_not_be_contiguous(buffer):
@@ -398,13 +357,6 @@ def test_write_episodes_commits_each_as_it_arrives(buffer):
     assert stored(buf) == [2, 3, 4]
 
 
-def test_write_episodes_keeps_those_before_a_wrong_one(buffer):
-    buf = buffer(max_steps=15)
-    with pytest.raises(InputError):
-        buf.write_episodes([episode(0, 5), {"x": 3}, episode(1, 5)])
-    assert stored(buf) == [0]
-
-
 def test_extend_from_is_the_resize(buffer):
     small = buffer(max_steps=15, name="small")
     for number in range(5):
@@ -415,107 +367,6 @@ def test_extend_from_is_the_resize(buffer):
     assert stored(large) == [77, 2, 3, 4]
     assert large.get_episode_data() == {"number": [None, 2, 3, 4]}
     assert stored(small) == [2, 3, 4]
-
-
-def test_a_write_mode_is_no_business_of_a_buffer():
-    assert WRITE_MODES == ("append", "overwrite", "error")
-
-
-# -- the disk says no --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-@pytest.mark.parametrize("durability", ["process", "power"])
-def test_at_whichever_change_the_disk_says_no_the_buffer_is_as_before(home, code, durability):
-    Buffer = Through(ReplayBuffer, FaultyDisk())
-
-    def make(name):
-        buf = Buffer(max_steps=15, path=home / name, durability=durability, sync_every_s=0, seed=0)
-        for number in range(3):
-            buf.write_episode(episode(number, 5))
-        return buf
-
-    finished = syncs = 0
-    for at in range(1, 40):
-        buf = make(str(at))
-        buf.sample(3)
-        before = snapshot(buf)
-        Buffer.disk.fail(at, OSError(code, os.strerror(code)))
-        poisoned = False
-        try:
-            buf.write_episode(episode(3, 5))
-        except EnvironmentFault as error:
-            poisoned = isinstance(error, SyncFailedError)
-            syncs += poisoned
-            assert poisoned or error.errno == code
-            if poisoned:
-                buf.close()
-                buf = Buffer.open(home / str(at), mode="r+")
-                assert stored(buf) in ([0, 1, 2], [1, 2, 3]), "the fate of that one is open"
-            else:
-                assert snapshot(buf) == before
-                buf.write_episode(episode(3, 5))
-        else:
-            finished += not Buffer.disk.struck
-        Buffer.disk.lift()
-        buf.write_episode(episode(4, 5))
-        assert stored(buf)[-2:] in ([3, 4], [2, 4])
-        buf.close()
-        again = Buffer.open(home / str(at), mode="r+")
-        assert stored(again)[-1] == 4
-        assert poisoned or again.state_dict()["step"] == 1, "what was drawn before the failing call is not forgotten"
-        again.close()
-        if finished:
-            break
-    assert finished, "went through every change"
-    assert (syncs > 0) == (durability == "power")
-
-
-def test_a_disk_that_fills_and_has_room_again(home):
-    Buffer = Through(ReplayBuffer, FullDisk("reserve", "write", "create"))
-
-    buf = Buffer(max_steps=15, path=home / "buf", sync_every_s=0)
-    buf.write_episode(episode(0, 5))
-    Buffer.disk.full = True
-    for _ in range(3):
-        with pytest.raises(EnvironmentFault, match="No space left") as raised:
-            buf.write_episode(episode(1, 5))
-        assert raised.value.errno == errno.ENOSPC
-        assert "free space" in str(raised.value)
-        assert stored(buf) == [0]
-        with pytest.raises(EnvironmentFault):
-            buf.clear()
-        assert stored(buf) == [0]
-    Buffer.disk.full = False
-    buf.write_episode(episode(2, 5))
-    assert stored(buf) == [0, 2]
-    buf.close()
-
-
-def test_an_episode_longer_than_the_spare_rows_may_cost_the_oldest_and_nothing_else(home):
-    Buffer = Through(ReplayBuffer, FaultyDisk())
-
-    for at in range(1, 30):
-        buf = Buffer(max_steps=15, path=home / str(at), spare_rows=2, sync_every_s=0)
-        for number in range(3):
-            buf.write_episode(episode(number, 5))
-        Buffer.disk.fail(at, OSError(errno.ENOSPC, "full"))
-        try:
-            buf.write_episode(episode(3, 7))
-        except SyncFailedError:
-            buf.close()
-            buf = Buffer.open(home / str(at), mode="r+")
-            assert stored(buf) in ([0, 1, 2], [1, 2], [2])
-        except EnvironmentFault:
-            assert stored(buf) in ([0, 1, 2], [1, 2], [2])
-        done = not Buffer.disk.struck
-        Buffer.disk.lift()
-        buf.write_episode(episode(4, 5))
-        assert stored(buf)[-1] == 4
-        buf.close()
-        if done:
-            return
-    raise AssertionError("never got through")
 
 
 # -- several by one call ---------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmap.clips import index as index_module
-from ringmap.clips.index import ClipIndex, SpanIndex, _Guide
+from ringmap.clips.index import SpanIndex, _Guide
 from ringmap.storage.ring.live import LiveEpisodes
 
 pytestmark = pytest.mark.usefixtures("guided")
@@ -75,28 +75,6 @@ def test_equal_to_a_binary_search_whatever_comes_and_goes(moves, span, steps):
             assert index.check() == []
 
 
-@given(moves=moves)
-def test_single_steps_need_no_search(moves):
-    """Where episodes lie end to end, the position of a step follows from its number."""
-    field = Field()
-    index = ClipIndex(field.live)
-    for lengths, at_once, part in moves:
-        field.write(lengths, at_once)
-        field.evict(part)
-        of = index.of(1)
-        assert field.live.is_dense == (len(field.live) > 0)
-        ordinals, starts = of.locate(np.arange(of.base, of.end))
-        found = of.positions(np.arange(of.base, of.end)) if len(field.live) else ordinals
-        assert np.array_equal(found, field.live.starts[ordinals - field.live.first] + starts)
-
-
-def test_single_steps_are_searched_for_where_an_episode_was_dropped():
-    live = LiveEpisodes(np.array([0, 5, 12]), np.array([5, 3, 4]))  # [8, 12) is damaged
-    index = ClipIndex(live).of(1)
-    assert not live.is_dense
-    assert index.positions(np.arange(12)).tolist() == [*range(8), *range(12, 16)]
-
-
 def walked(lengths, span=1):
     """Return the most steps that a lookup walks from its entry."""
     index = SpanIndex(LiveEpisodes.from_lengths(np.array(lengths)), span)
@@ -108,25 +86,6 @@ def walked(lengths, span=1):
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 1000])
 def test_episodes_of_one_length_are_a_step_or_two_away(length):
     assert walked([length] * 3000) <= 2
-
-
-def test_lengths_that_differ_are_a_few_steps_away(rng):
-    assert walked(rng.integers(1, 20, 3000)) <= 12
-    assert walked(rng.integers(100, 300, 3000)) <= 3
-
-
-def test_the_guide_is_made_again_when_episodes_become_longer_or_shorter():
-    field = Field()
-    index = SpanIndex(field.live, 1)
-    strides = set()
-    for length in [1] * 600 + [100] * 600 + [1] * 3000:
-        field.write([length], False)
-        field.live.evict_before(field.head - 300)
-        index.follow()
-        index.locate(np.array([index.base]))
-        strides.add(index._guide.shift)
-    assert len(strides) > 2
-    assert agree(index)
 
 
 @pytest.mark.parametrize("length_of", [lambda i: 9, lambda i: 9 if i % 100 == 0 else 1])
@@ -151,13 +110,3 @@ def test_control_entries_one_episode_late_are_caught(monkeypatch):
     monkeypatch.setattr(index_module, "_MAX_STEPS", 0)
     index.locate(np.arange(3))
     assert index.check() == ["clip index of span 1: an entry of the guide is beyond its clip"]
-
-
-def test_an_entry_far_back_costs_steps_and_gives_no_wrong_answer(monkeypatch):
-    index = SpanIndex(LiveEpisodes.from_lengths(np.array([2, 1, 1, 1, 9, 9])), 1)
-    index.follow()
-    assert agree(index)
-    monkeypatch.setattr(_Guide, "before", lambda guide, numbers: np.zeros_like(numbers))
-    for steps in (0, 4, 10**9):
-        monkeypatch.setattr(index_module, "_MAX_STEPS", steps)
-        assert agree(index)

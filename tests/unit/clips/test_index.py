@@ -127,19 +127,6 @@ def test_a_clip_keeps_its_number_for_life():
     assert of.base > 0
 
 
-def test_what_was_evicted_unseen_never_had_a_number():
-    model = Model()
-    index = ClipIndex(model.live)
-    model.move("append", 5)
-    assert (index.of(1).base, index.of(1).end) == (0, 5)
-    for length in (4, 4, 4):
-        model.move("append", length)
-    model.move("evict", 4)
-    of = index.of(1)
-    assert of.end - of.base == 4
-    assert of.base >= 5, "numbers of clips that are gone are not given out again"
-
-
 def test_a_recovery_starts_numbers_anew():
     model = Model()
     index = ClipIndex(model.live)
@@ -242,12 +229,6 @@ def test_a_write_costs_the_same_however_much_is_stored(monkeypatch):
     assert many_values <= few_values * 4 < 300, "amortised: each growth copies, and pays for an eighth more"
 
 
-def test_every_span_in_use_follows_at_the_same_cost(monkeypatch):
-    one, _ = cost_of_a_write(monkeypatch, 1_000, [1])
-    five, _ = cost_of_a_write(monkeypatch, 1_000, [1, 2, 3, 4, 5])
-    assert five <= one * 5
-
-
 def test_a_lookup_and_an_idle_look_do_not_walk_the_episodes(monkeypatch):
     costs = []
     for episodes in (1_000, 100_000):
@@ -266,20 +247,6 @@ def test_a_lookup_and_an_idle_look_do_not_walk_the_episodes(monkeypatch):
     assert costs[0] == costs[1]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_search_finds_what_the_guide_finds(monkeypatch, seed):
-    rng = np.random.default_rng(seed)
-    live = LiveEpisodes.from_lengths(rng.integers(1, 30, 300))
-    of = ClipIndex(live).of(4)
-    live.evict_before(live.start(40))
-    of.follow()
-    numbers = rng.permutation(np.arange(of.base, of.end))
-    guided = of.positions(numbers), *of.locate(numbers)
-    monkeypatch.setattr("ringmap.clips.index._FEW", 300)
-    searched = of.positions(numbers), *of.locate(numbers)
-    assert np.array_equal(guided, searched)
-
-
 class Rebuilding(SpanIndex):
     """The control: counts all clips anew after each write."""
 
@@ -296,18 +263,3 @@ def test_control_rebuilding_after_each_write_is_caught(monkeypatch):
     _, many = cost_of_a_write(monkeypatch, 10_000, [1], Rebuilding)
     assert many > few * 4
     assert few > 200
-
-
-def test_control_an_index_that_counts_one_clip_too_many_is_caught():
-    class Generous(SpanIndex):
-        __slots__ = ()
-
-        def locate(self, numbers):
-            ordinals, starts = super().locate(numbers)
-            return ordinals, starts + 1
-
-    live = LiveEpisodes.from_lengths(np.array([3, 2]))
-    generous = Generous(live, 2)
-    generous.follow()
-    ordinals, starts = generous.locate(np.arange(generous.base, generous.end))
-    assert list(zip(ordinals, starts, strict=True)) != pairs_of([3, 2], 2)

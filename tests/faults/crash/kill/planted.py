@@ -16,6 +16,7 @@ from ringmap.storage.disk.lock import WriterLock
 from ringmap.storage.records import blobs
 from ringmap.storage.records.table import EPISODE, RECORD, RETIRE
 from ringmap.storage.ring.live import LiveEpisodes
+from ringmap.storage.ring.ring import Ring
 from ringmap.storage.sidecars import priorities
 from ringmap.storage.sidecars import values as mutable
 from ringmap.storage.sidecars.priorities import PriorityFile
@@ -170,6 +171,10 @@ def finished_stream_forgotten(patch):
     patch.setattr(CommitFiles, "carry_finished", lambda self, stream: None)
 
 
+def live_rows_overwritten(patch):
+    patch.setattr(Ring, "overwritten", lambda self, head: head - self.rows - 3)
+
+
 def no_lock(patch):
     patch.setattr(WriterLock, "acquire", lambda self: None)
 
@@ -291,6 +296,7 @@ def memory_of_several_before_the_record(patch):
 PLANTS = {
     "manifest written in place": (manifest_in_place, "ends"),
     "episode table made after the manifest": (table_after_the_manifest, "birth"),
+    "rows overwritten while they are live": (live_rows_overwritten, "a long episode over short ones"),
     "finished stream not named in its commit": (finished_stream_forgotten, "streams, kept"),
     "orphaned segments kept": (orphans_kept, "laps"),
     "chunk written in place": (of_chunks(in_place), "compressed"),

@@ -90,18 +90,6 @@ def test_inside_other_datasets(buffer):
     assert prove(default_collate([two[1], two[len(buffer) + 1]]))[0] == prove(default_collate([buffer[1]]))[0]
 
 
-def test_text_comes_as_lists():
-    from ringmap import ReplayBuffer
-
-    buf = ReplayBuffer(100, 2)
-    buf.write_episode({"name": np.array(["a", "béé", "c"]), "x": np.arange(3)})
-    got = default_collate(buf.__getitems__([0, 1]))
-    assert got["name"] == [["a", "béé"], ["béé", "c"]]
-    assert got["x"].tolist() == [[0, 1], [1, 2]]
-    buf.transform = dict
-    assert default_collate(buf.__getitems__([0, 1]))["name"] == [["a", "béé"], ["béé", "c"]]
-
-
 def test_what_a_transform_returns_is_collated_as_ever(buffer):
     buffer.transform = lambda clip: {
         "sum": torch.tensor(float(clip["action"].sum())),

@@ -101,31 +101,6 @@ def test_wrong_arguments(buffer, options, word):
         buffer.batches(**options)
 
 
-def test_on_a_device(buffer):
-    with buffer.batches(4, 2, to="torch", device="cpu") as batches:
-        assert [batch["pixels"].device.type for batch in batches] == ["cpu", "cpu"]
-
-
-@pytest.mark.slow
-def test_while_another_thread_writes(buffer):
-    stop = threading.Event()
-
-    def write():
-        number = 100
-        while not stop.is_set():
-            fill(buffer, 1, number)
-            number += 1
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        with buffer.batches(16, 200, to="torch") as batches:
-            assert sum(len(prove(batch)) for batch in batches) == 3200
-    finally:
-        stop.set()
-        thread.join()
-
-
 def test_a_forked_child_is_told_that_its_thread_is_not_there(buffer):
     batches = buffer.batches(4)
     next(batches)

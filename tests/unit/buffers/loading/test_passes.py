@@ -1,7 +1,6 @@
 """Passes that pin one state, views and splits: ids that stand still, whatever is written meanwhile."""
 
 import itertools
-import multiprocessing
 import os
 import pickle
 import sys
@@ -10,7 +9,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ringmap import ReplayBuffer
@@ -117,17 +115,6 @@ def test_resumed_after_evictions_the_rest_is_drawn_anew(tmp_path):
     assert len(found) == len(ids)
     assert buf.num_redraws > 0
     buf.close()
-
-
-def test_everything_is_evicted_in_mid_pass(disk):
-    passing = iter(DataLoader(disk, 16, sampler=disk.pass_sampler(), num_workers=2))
-    first = prove(next(passing))
-    fill(disk, 200, 100)
-    batches = list(passing)
-    rest, redrawn = [clip for batch in batches for clip in prove(batch)], sum(int(b.redrawn.sum()) for b in batches)
-    assert len(first) + len(rest) == len(everything(disk))
-    assert all(number >= 100 for number, _ in rest[4 * 16 :])
-    assert len(rest) - 4 * 16 <= redrawn <= len(rest)
 
 
 def test_wrong_arguments(disk):
@@ -246,52 +233,6 @@ def test_a_view_stands_still(buffer):
         view[len(view)]
 
 
-@pytest.mark.parametrize("method", [None, "fork", "forkserver"])
-def test_a_view_in_a_loader(buffer, method):
-    view = buffer.view()
-    if buffer.path is not None:
-        fill(buffer, 5, 20)
-    loader = DataLoader(
-        view,
-        16,
-        shuffle=True,
-        num_workers=0 if method is None else 2,
-        multiprocessing_context=method,
-    )
-    for _ in range(2):
-        assert sorted(clips_of(loader)) == everything(buffer)
-
-
-def test_a_pickled_view_counts_alike(buffer):
-    view = buffer.view()
-    if buffer.path is not None:
-        fill(buffer, 5, 20)
-    again = pickle.loads(pickle.dumps(view))
-    ids = [7, 0, len(view) - 1]
-    for name, values in view[ids].items():
-        assert np.array_equal(again[ids][name], values)
-    assert len(pickle.dumps(disk_view(view))) < 10_000 if buffer.path is not None else True
-
-
-def disk_view(view):
-    return view
-
-
-def test_what_a_view_lost_is_drawn_anew(tmp_path):
-    buf = ReplayBuffer(220, HISTORY, SKIP, path=tmp_path / "buf", seed=0)
-    fill(buf, 20)
-    view = buf.view()
-    fill(buf, 10, 20)
-    batch = {name: torch.from_numpy(values) for name, values in view[range(len(view))].items()}
-    found = prove(batch)
-    assert view.num_redraws > 0
-    assert min(found)[0] >= 10
-    with pytest.raises(ClipIndexError, match="evicted since"):
-        view.load_episode(0)
-    assert view.get_episode_data([19]) == {}
-    buf.close()
-
-
 def test_views_keep_to_their_transform(buffer):
     buffer.transform = lambda clip: {"n": clip["place"][0, 0]}
     assert buffer.view()[0] == {"n": 0}
@@ -309,63 +250,6 @@ def test_a_split_shares_no_episode(buffer, train):
     assert abs(len(one.lengths) - 20 * train) < 3
     again, _ = buffer.split(train, seed=1)
     assert again.lengths.tolist() == one.lengths.tolist()
-
-
-def rank_of_two(path, rank, store, pipe):
-    """Run one rank, and send the first places of its clips in each epoch."""
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    box = [ReplayBuffer.open(path).view() if rank == 0 else None]
-    dist.broadcast_object_list(box)
-    view = box[0]
-    sampler = DistributedSampler(view, shuffle=True, drop_last=True)
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        seen = []
-        for batch in DataLoader(view, 16, sampler=sampler, num_workers=1, multiprocessing_context="fork"):
-            seen += [tuple(place) for place in batch["place"][:, 0].tolist()]
-            dist.barrier()
-        pipe.send(seen)
-    dist.destroy_process_group()
-    pipe.close()
-
-
-def test_two_ranks_over_a_view_while_a_writer_goes_on(disk, tmp_path):
-    stop = threading.Event()
-
-    def write():
-        number = 1000
-        while not stop.is_set() and number < 1100:  # less than what evicts
-            fill(disk, 1, number)
-            number += 1
-            stop.wait(0.05)
-
-    thread = threading.Thread(target=write)
-    context = multiprocessing.get_context("forkserver")  # which has imported torch
-    pipes, ranks = [], []
-    for rank in range(2):
-        ours, theirs = context.Pipe(duplex=False)
-        args = (str(disk.path), rank, str(tmp_path / "store"), theirs)
-        ranks.append(context.Process(target=rank_of_two, args=args))
-        ranks[-1].start()
-        theirs.close()
-        pipes.append(ours)
-    thread.start()
-    try:
-        said = [[pipe.recv() for _ in range(3)] for pipe in pipes]
-        for rank in ranks:
-            rank.join(200)
-    finally:
-        stop.set()
-        thread.join()
-        for rank in ranks:
-            rank.kill()
-            rank.join()
-        for pipe in pipes:
-            pipe.close()
-    assert [rank.exitcode for rank in ranks] == [0, 0]
-    for one, other in zip(*said, strict=True):
-        assert len(one) == len(other) > 20
-        assert not {*one} & {*other}
 
 
 def test_a_distributed_sampler_of_one_process(buffer):
@@ -473,21 +357,6 @@ class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         for _ in range(self.batches):
             yield self.buffer.sample(8)
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers_draw_apart(buffer, method):
-    """Each has a copy of the buffer, not of its generator: no batch comes twice."""
-
-    def drawn(seed):
-        torch.manual_seed(seed)
-        loader = DataLoader(Stream(buffer), None, num_workers=2, multiprocessing_context=method)
-        return [tuple(prove(batch)) for batch in loader]
-
-    first = drawn(1)
-    assert len(set(first)) == len(first) == 8
-    assert drawn(1) == first
-    assert not {*drawn(2)} & {*first}
 
 
 def test_a_worker_goes_on_where_its_init_function_says(buffer):

@@ -382,16 +382,6 @@ def test_after_a_break_in_mid_pass(wide, persistent):
         del loader, batch
 
 
-@linux
-def test_after_an_exception_in_the_loop(wide):
-    with nothing_left():
-        loader = DataLoader(wide, 16, num_workers=2)
-        with pytest.raises(ZeroDivisionError):
-            for batch in loader:
-                1 / int(batch["step"].sum() * 0)
-        del loader, batch
-
-
 @pytest.mark.slow
 @linux
 def test_after_the_main_process_is_killed(wide):
@@ -413,22 +403,6 @@ for batch in DataLoader(buf, 16, num_workers=2):
         child.wait()
         child.stdin.close()
         child.stdout.close()
-
-
-@pytest.mark.slow
-@linux
-def test_a_thousand_batches_kept(tmp_path):
-    """Each stays what it was; what no slot is left for travels as PyTorch sends any tensor."""
-    torch.multiprocessing.set_sharing_strategy("file_descriptor")
-    with ReplayBuffer(8000, 1, path=tmp_path / "buf", sync_every_s=0) as buf, nothing_left():
-        for number in range(10):
-            buf.write_episode({"x": np.arange(800) + 1000 * number})
-        kept = [batch["x"] for batch in DataLoader(buf, 8, num_workers=2)]
-        assert len(kept) == 1000
-        expected = np.concatenate([np.arange(800) + 1000 * number for number in range(10)])
-        assert np.array_equal(torch.cat(kept).numpy().ravel(), expected)
-        del kept
-    buf.close()
 
 
 def test_no_batch_changes_while_it_is_kept(disk):

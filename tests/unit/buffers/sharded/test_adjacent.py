@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ringmap import ReplayBuffer, TransitionReplayBuffer, Zarr
+from ringmap import ReplayBuffer, TransitionReplayBuffer
 from ringmap.buffers.rings import apart
 from ringmap.clips import rings as clip_rings
-from ringmap.clips.cut import Cut
-from ringmap.clips.rings import AdjacentRings, Piece, States, gather_many
-from ringmap.data import ShardedReplayBuffer, Window
+from ringmap.clips.rings import AdjacentRings, States
+from ringmap.data import ShardedReplayBuffer
 from ringmap.errors import ClosedError, ReadOnlyError
 from ringmap.storage.columns import base
 from ringmap.storage.columns.memmap import AdjacentColumn, MemmapColumn
@@ -104,15 +103,6 @@ def test_clips_equal_those_of_the_rings_alone(tmp_path, monkeypatch, takes, seed
     assert takes == []
 
 
-@pytest.mark.parametrize("storage", [Zarr("lz4", 4), {"obs/x": Zarr("lz4", 4)}])
-def test_compressed_columns_are_read_ring_by_ring(fleet, takes, storage):
-    for name in "ab":
-        fleet.ring(name, storage=storage)
-        fleet.write(name, 20)
-    prove(open_all(fleet).sample(100), fleet.lengths, 3)
-    assert takes == []
-
-
 def test_columns_that_change_are_read_ring_by_ring(tmp_path, takes):
     """With what the writer of each ring updated, also after the fleet was opened."""
     rings = {name: ReplayBuffer(100, path=tmp_path / "fleet" / name, schema=MUTABLE) for name in "ab"}
@@ -132,16 +122,6 @@ def test_columns_that_change_are_read_ring_by_ring(tmp_path, takes):
     buf.close()
     for ring in rings.values():
         ring.close()
-
-
-def test_rings_of_other_sizes(fleet, takes):
-    """Each ring has as much room as the largest one needs."""
-    for name, size, length in (("a", 50, 20), ("b", 5000, 2400), ("c", 50, 20)):
-        fleet.ring(name, size)
-        for _ in range(2):
-            fleet.write(name, length)
-    prove(open_all(fleet, weights="equal").sample(300), fleet.lengths, 3)
-    assert takes
 
 
 def test_large_columns_of_any_ring(fleet, monkeypatch):
@@ -171,12 +151,6 @@ def test_large_columns_of_any_ring(fleet, monkeypatch):
     assert set(mapped) == {(True, True), (False, False)}
 
 
-def test_reads_by_system_calls_are_ring_by_ring(three, takes):
-    """A fault of the disk is an error then; through a map it ends the process."""
-    prove(open_all(three, reads="pread").sample(100), three.lengths, 3)
-    assert takes == []
-
-
 def test_a_ring_that_is_closed_while_its_files_are_mapped(three, monkeypatch, takes):
     """Another thread may do that."""
 
@@ -186,40 +160,6 @@ def test_a_ring_that_is_closed_while_its_files_are_mapped(three, monkeypatch, ta
     monkeypatch.setattr(MemmapColumn, "map_into", map_into)
     prove(open_all(three).sample(100), three.lengths, 3)
     assert takes == []
-
-
-def test_a_ring_that_leaves_before_its_clips_are_read(three):
-    buf = open_all(three)
-    drawn = buf.engine.many.draw(300, Cut.clip(3), buf.engine.rng).positions
-    shutil.rmtree(three.folder / "b")
-    del three.model["b"]
-    buf.refresh()
-    prove(buf.engine.read(drawn, Cut.clip(3)), three.lengths, 3)
-    assert set(apart(drawn)[0].tolist()) == {0, 2}
-
-
-def test_a_few_clips_of_one_ring_come_to_their_places(three):
-    """As clips that were redrawn do: a value of one step, too, which alone is no array."""
-    buf = open_all(three)
-    ring = buf.engine.rings[0]
-    cut = buf.cut_of(window={"episode": Window([0, 1])}, columns=["step", "episode"])
-    batch = {"step": np.full(4, -1, np.int32), "episode": np.full((4, 2), -1)}
-    piece = Piece(ring.number, ring.reader, np.array([1, 3]), np.array([2, 5]), cut)
-    assert gather_many([piece], 4, batch, 1, print) == []
-    assert batch["step"].tolist() == [-1, 2, -1, 5]
-    assert batch["episode"].tolist() == [[-1, -1], [0, 0], [-1, -1], [0, 0]]
-
-
-def test_places(three):
-    three.ring("d")
-    buf = open_all(three)
-    three.ring("e")
-    three.write("e", 10)
-    buf.refresh()
-    rings = beside(buf)
-    assert rings.places(np.array([4, 0, 2, 4])).tolist() == [3, 0, 2, 3]
-    for unknown in ([3, 4], [0, 5], [1 << 14]):  # without rows, or unknown
-        assert rings.places(np.array(unknown)) is None
 
 
 def test_a_limit_of_address_space(three, monkeypatch, takes):
@@ -240,13 +180,6 @@ def test_a_map_that_the_system_refuses(three, monkeypatch, takes):
 
     monkeypatch.setattr(system, "_map_at", map_at)
     prove(open_all(three).sample(100), three.lengths, 3)
-    assert takes == []
-
-
-def test_one_ring_is_read_as_it_is(fleet, takes):
-    fleet.ring("a")
-    fleet.write("a", 30)
-    prove(open_all(fleet).sample(100), fleet.lengths, 3)
     assert takes == []
 
 
@@ -307,14 +240,6 @@ def never_due(monkeypatch):
 
 EVERY = np.arange(3)
 OLDEST, NEWEST = np.zeros(3, np.int64), np.full(3, 1 << 40)
-
-
-def test_what_is_no_good_is_lost(three):
-    rings = beside(open_all(three))
-    assert rings.lost(EVERY, OLDEST) is None
-    assert rings.lost(EVERY, OLDEST, np.ones(3, bool)) is None
-    good = np.array([True, False, True])
-    assert rings.lost(EVERY, OLDEST, good).tolist() == [False, True, False]
 
 
 def test_a_commit_while_tails_are_read(three, monkeypatch):
@@ -534,17 +459,6 @@ def test_a_ring_gets_its_first_episode(three, takes):
     three.write("d", 60)
     takes.clear()
     assert {e for e, _ in prove(buf.sample(1000), three.lengths, 3)} == set(three.lengths)
-    assert takes
-
-
-def test_all_rings_are_empty_at_first(fleet, takes):
-    for name in "ab":
-        fleet.ring(name)
-    buf = open_all(fleet)
-    assert len(buf) == 0
-    for name in "ab":
-        fleet.write(name, 30)
-    assert {e for e, _ in prove(buf.sample(500), fleet.lengths, 3)} == set(fleet.lengths)
     assert takes
 
 

@@ -119,14 +119,6 @@ def test_draws_of_a_view_are_in_proportion_over_its_clips(three, how):
     assert buf.engine.sampler.check() == []
 
 
-def test_rows_of_one_ring_may_have_all_the_mass(three):
-    buf = opened(three, alpha=1.0)
-    buf.sample(1)
-    ids = all_ids(buf)
-    buf.update_priorities(ids, np.where(apart(ids)[0] == 1, 1e6, 0.0))
-    assert set(apart(buf.sample(1000).ids)[0].tolist()) == {1}
-
-
 def test_each_ring_s_evictions_are_followed(three):
     buf = opened(three, alpha=1.0)
     buf.sample(1)
@@ -172,16 +164,6 @@ def test_a_ring_that_joins_and_one_that_leaves(three):
     of_b = ids[apart(ids)[0] == 1]
     assert buf.update_priorities(of_b, np.ones(len(of_b))) == 0
     assert set(apart(buf.sample(2000).ids)[0].tolist()) == {0, 2, 3}
-
-
-def test_two_kinds_of_clips_in_turn(three):
-    buf = opened(three, alpha=1.0)
-    buf.sample(1)
-    ids = all_ids(buf)
-    values = np.random.default_rng(1).exponential(1, len(ids))
-    buf.update_priorities(ids, values)
-    prove(buf.sample(300, history_len=1), three.lengths, 1)
-    assert near(shares(buf, ids), expected(values, alpha=1.0))
 
 
 # -- the learner's directory ----------------------------------------------------------------

@@ -6,7 +6,6 @@ import os
 import pickle
 import resource
 import shutil
-import signal
 import tempfile
 import threading
 from fractions import Fraction
@@ -18,13 +17,13 @@ import numpy as np
 import pytest
 
 import ringmap
-from ringmap import ReplayBuffer, TransitionReplayBuffer
+from ringmap import ReplayBuffer
 from ringmap.buffers.rings import apart
 from ringmap.buffers.sharded import reader as reader_module
 from ringmap.buffers.sharded import rings as ring_module
 from ringmap.clips import gather, rings
 from ringmap.clips.facts import Facts
-from ringmap.clips.rings import AdjacentRings, States, groups
+from ringmap.clips.rings import AdjacentRings, States
 from ringmap.collection.rings import finished_below
 from ringmap.data import ShardedReplayBuffer, Window, load_dataset
 from ringmap.errors import (
@@ -32,7 +31,6 @@ from ringmap.errors import (
     EnvironmentFault,
     InputError,
     LappedError,
-    NewerVersionError,
     NoClipsError,
 )
 from ringmap.storage.columns.memmap import AdjacentColumn, MemmapColumn
@@ -239,27 +237,6 @@ def test_a_damaged_ring_is_looked_at_again_with_backoff(three, clock, monkeypatc
     assert rings_of(buf.sample(300)) == {0, 1, 2}
 
 
-def test_a_ring_with_a_cut_file(three):
-    three.writers["b"].close()
-    cut = next((three.folder / "b" / "columns").glob("*.npy"))
-    cut.write_bytes(b"x")
-    buf = skipping(three, cut.name)
-    assert cut.name in problems(buf)["b"]
-    prove(buf.sample(100), {**three.model["a"], **three.model["c"]}, 3)
-
-
-def test_a_ring_of_a_newer_version(three, monkeypatch):
-    real = ring_module.read_manifest
-
-    def read(disk, folder):
-        if folder.endswith("b"):
-            raise NewerVersionError(f"{folder}: is of version 999")
-        return real(disk, folder)
-
-    monkeypatch.setattr(ring_module, "read_manifest", read)
-    assert "999" in problems(skipping(three, "999"))["b"]
-
-
 def test_a_ring_of_other_columns(three):
     with ReplayBuffer(100, path=three.folder / "d") as other:
         other.write_episode({"step": np.arange(9)})
@@ -353,14 +330,6 @@ def test_rings_on_a_network_file_system(three, tmp_path, monkeypatch):
         open_all(three, state=tmp_path / "learner")
     with pytest.raises(EnvironmentFault, match=r"ringmap.collect: .*lies on a network file"):
         ringmap.collect(ringmap.World, tmp_path / "fleet", 1, 1, max_steps=10)
-
-
-def test_transitions_are_no_episodes(three):
-    TransitionReplayBuffer(64, (3,), path=three.folder / "d", device=None).close()
-    said = "d holds transitions, the rings before it episodes; give rings of one schema"
-    buf = skipping(three, said)
-    assert said in problems(buf)["d"]
-    prove(buf.sample(100), three.lengths, 3)
 
 
 def test_the_same_ring_twice(three):
@@ -653,57 +622,6 @@ def test_a_ring_of_another_users_umask():
 # -- other processes -------------------------------------------------------------------------------
 
 
-def _collect(folder, name, ready, first):
-    # A ring of 300 steps goes round in a millisecond: a reader may then be overtaken ten times in a row.
-    ring = ReplayBuffer(6000, path=folder / name, spare_rows=1024)
-    number = first
-    while True:
-        ring.write_episode(episode(number, 20 + number % 13))
-        number += 1
-        if number == first + 30:
-            ready.set()
-
-
-@pytest.mark.slow
-def test_a_killed_collector_is_replaced(tmp_path):
-    """A ring whose writer died stays readable, and its next writer goes on in it."""
-    context = get_context("fork")
-    folder = tmp_path / "live"
-    folder.mkdir()
-    children = {}
-    for turn in range(3):
-        for name in "ab":
-            ready = context.Event()
-            first = 1_000_000 * turn
-            children[name] = context.Process(target=_collect, args=(folder, name, ready, first))
-            children[name].start()
-            ready.wait(60)
-        buf = ShardedReplayBuffer(folder, history_len=4, seed=turn) if turn == 0 else buf  # noqa: F821
-        lengths = _Lengths()
-        for _ in range(30):
-            prove(buf.sample(64), lengths, 4)
-        for child in children.values():
-            os.kill(child.pid, signal.SIGKILL)
-            child.join()
-        for _ in range(10):
-            batch = buf.sample(64)
-            assert rings_of(batch) == {0, 1}
-            prove(batch, lengths, 4)
-        assert problems(buf) == {}
-        assert [shard.writer.alive for shard in buf.shards] == [False, False]
-    assert buf.check() == []
-
-
-class _Lengths(dict):
-    """The length of any episode of `_collect`."""
-
-    def __contains__(self, number):
-        return True
-
-    def __getitem__(self, number):
-        return 20 + number % 13
-
-
 def test_threads_read_while_rings_come_and_go(three):
     buf = open_all(three)
     faults, lengths = [], _Any(three.lengths)
@@ -749,22 +667,3 @@ def test_shards(three):
     assert [s.clips for s in shards] == [sum(n - 2 for n in ring.values()) for ring in three.model.values()]
     assert all(s.writer.alive and s.writer.pid == os.getpid() for s in shards)
     assert all(0 <= s.idle_s < 600 and s.redraws == 0 for s in shards)
-
-
-def test_groups():
-    rng = np.random.default_rng(0)
-    for size in (0, 1, 40):
-        keys = rng.integers(0, 5, size)
-        found = groups(keys)
-        assert [key for key, _ in found] == sorted(set(keys.tolist()))
-        for key, places in found:
-            np.testing.assert_array_equal(places, np.flatnonzero(keys == key))
-
-
-def test_the_disk_is_only_looked_at(three):
-    assert isinstance(open_all(three).engine.disk, Disk)
-    before = {p: p.stat().st_mtime_ns for p in three.folder.rglob("*")}
-    buf = open_all(three)
-    buf.sample(50)
-    buf.close()
-    assert {p: p.stat().st_mtime_ns for p in three.folder.rglob("*")} == before

@@ -3,7 +3,6 @@
 import pickle
 import shutil
 import threading
-from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -11,11 +10,10 @@ from torch.utils.data import DataLoader
 
 from ringmap import Marks, ReplayBuffer, TransitionReplayBuffer, Zarr
 from ringmap.buffers import sampled
-from ringmap.buffers.rings import RingNumbers, apart, joined
+from ringmap.buffers.rings import apart
 from ringmap.data import Index, NStep, Sequences, ShardedReplayBuffer, Window
 from ringmap.errors import (
     ClipIndexError,
-    ClosedError,
     InputError,
     NoClipsError,
     ReadOnlyError,
@@ -29,7 +27,7 @@ from ringmap.samplers import (
     RecencySampler,
     UniformSampler,
 )
-from tests.unit.buffers.steps import clip, columns, prove, same
+from tests.unit.buffers.steps import clip, prove, same
 
 
 def open_all(fleet, **options):
@@ -37,26 +35,6 @@ def open_all(fleet, **options):
 
 
 # -- what is stored --------------------------------------------------------------------------------
-
-
-def test_it_shows_what_all_rings_hold(three):
-    buf = open_all(three)
-    lengths = three.lengths
-    assert buf.lengths.tolist() == list(lengths.values())
-    assert (buf.num_episodes, buf.num_steps_stored) == (len(lengths), sum(lengths.values()))
-    assert len(buf) == len(three.clips(3))
-    assert buf.column_names == ["episode", "step", "obs/x", "action"]
-    for number, length in lengths.items():
-        same(buf.load_episode(number), columns(number, 0, length))
-        same(buf.load_chunk([number], [2], [7])[0], {n: v for n, v in columns(number, 2, 7).items()})
-    names = [name for name, ring in three.model.items() for _ in ring]
-    assert buf.get_episode_data() == {"ring": names}
-    assert buf.get_episode_data([4, 0, 4])["ring"] == [names[4], names[0], names[4]]
-    assert [int(e["episode"][0]) for e in buf.episodes()] == list(lengths)
-    assert [(e, s) for e, s in buf.clip_indices] == sorted(three.clips(3))
-    assert buf.check() == []
-    with pytest.raises(ClipIndexError, match="episode 9 is out of range"):
-        buf.load_episode(9)
 
 
 @pytest.mark.usefixtures("copies")
@@ -96,12 +74,6 @@ def test_a_draw_is_uniform_over_all_clips(three):
     assert chi < len(counts) + 6 * np.sqrt(2 * len(counts))
 
 
-def test_the_halves_of_a_batch_come_from_the_same_rings(three):
-    buf = open_all(three)
-    numbers = apart(buf.sample(400).ids)[0]
-    assert all(set(half.tolist()) == {0, 1, 2} for half in (numbers[:200], numbers[200:]))
-
-
 @pytest.mark.parametrize(
     ("weights", "shares"),
     [("equal", [1, 1, 1]), ({"a": 3, "c": 1}, [3, 0, 1])],
@@ -113,34 +85,6 @@ def test_weights(three, weights, shares):
     counts = np.bincount(apart(batch.ids)[0], minlength=3)
     np.testing.assert_allclose(counts / 6000, np.array(shares) / sum(shares), atol=0.03)
     assert len(buf) == len(three.clips(3))  # ids know no weights
-
-
-def test_the_same_seed_draws_the_same(three):
-    one, other = open_all(three), open_all(three)
-    for _ in range(3):
-        same(one.sample(20), other.sample(20))
-    state = one.state_dict()
-    expected = one.sample(20)
-    other.load_state_dict(state)
-    same(other.sample(20), expected)
-    assert one.sampler is not None
-
-
-def test_each_ring_is_followed(three):
-    buf = open_all(three)
-    before = len(buf)
-    three.write("b", 60)
-    assert len(buf) == before  # until it is refreshed
-    assert buf.refresh()
-    assert len(buf) == len(three.clips(3))
-    assert not buf.refresh()
-    three.write("c", 30)
-    drawn = prove(buf.sample(3000), three.lengths, 3)
-    assert {e for e, _ in drawn} == set(three.lengths)
-    for _ in range(12):  # the first ones are evicted
-        three.write("a", 40)
-    assert {e for e, _ in prove(buf.sample(3000), three.lengths, 3)} == set(three.lengths)
-    assert len(buf) == len(three.clips(3))
 
 
 def test_ids_of_evicted_clips_are_redrawn(three):
@@ -171,19 +115,6 @@ def test_frameskip(three):
     prove(buf.sample(200), three.lengths, 2, 3)
     with pytest.raises(NoClipsError, match="longest stored episode"):
         buf.sample(2, history_len=20)
-
-
-@pytest.mark.parametrize("storage", ["memmap", Zarr("lz4", 4)])
-@pytest.mark.parametrize("reads", ["map", "pread"])
-def test_storages(fleet, storage, reads):
-    for name in "ab":
-        fleet.ring(name, storage=storage)
-        for _ in range(4):
-            fleet.write(name, 20)
-    buf = open_all(fleet, reads=reads)
-    prove(buf.sample(100), fleet.lengths, 3)
-    fleet.write("b", 30)
-    assert {e for e, _ in prove(buf.sample(1000), fleet.lengths, 3)} == set(fleet.lengths)
 
 
 @pytest.mark.parametrize("window", [None, {"step": Window((-1, 0), pad=True)}, {"sum": NStep(3, of="step")}])
@@ -240,31 +171,6 @@ def test_windows(three):
     out = dict(buf.sample(30, window=window))
     again = buf.sample(30, window=window, out=out)
     assert all(again[name] is out[name] for name in out)
-
-
-def test_windows_equal_those_of_the_rings_alone(three):
-    """The way of plain clips and the general one read the same rows."""
-    buf = open_all(three)
-    window = {"step": Window(range(-1, 3)), "action": Window(range(0, 2))}
-    batch = buf.sample(200, window=window)
-    numbers, positions = apart(batch.ids)
-    for number, name in enumerate("abc"):
-        ring = ReplayBuffer.open(three.folder / name, seed=0)
-        mine = numbers == number
-        cut = ring.view(window).cut
-        found = ring.engine.read(positions[mine].copy(), cut)
-        same({n: v[mine] for n, v in batch.items()}, found)
-
-
-def test_episodes_in_parts(three):
-    three.write_in_parts("b", 30)
-    buf = open_all(three)
-    assert {e for e, _ in prove(buf.sample(2000), three.lengths, 3)} == set(three.lengths)
-    batch = buf[list(range(len(buf)))]
-    assert sorted(prove(batch, three.lengths, 3)) == sorted(three.clips(3))
-    assert sorted(prove(buf[list(buf.pass_sampler())], three.lengths, 3)) == sorted(three.clips(3))
-    view = buf.view()
-    assert set(prove(view.sample(2000), three.lengths, 3)) == three.clips(3)
 
 
 # -- samplers --------------------------------------------------------------------------------------
@@ -509,18 +415,6 @@ REFUSED = {
     ),
     "a caller's function": (lambda b: setattr(b, "sampler", Newest()), "set any_order = True"),
 }
-OF_TRANSITIONS = {
-    "episodes": (lambda b: drawn_by(b, EpisodeSampler()), "stores transitions of many lanes, and no episodes"),
-    "windows": (lambda b: b.sample(4, window={"rewards": Window((0, 1))}), "hold transitions, not episodes"),
-    "windows of views": (lambda b: b.view({"rewards": Window((0, 1))}), "hold transitions, not episodes"),
-    "rank priorities": REFUSED["rank priorities"],
-    "a caller's function": REFUSED["a caller's function"],
-}
-
-
-def drawn_by(buf, sampler):
-    buf.sampler = sampler
-    buf.sample(4)
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -529,16 +423,6 @@ def test_what_many_rings_refuse(three, what):
     three.write_in_parts("b", 30)
     with pytest.raises(InputError, match=message):
         call(open_all(three))
-
-
-@pytest.mark.parametrize("what", OF_TRANSITIONS)
-def test_what_rings_of_transitions_refuse(tmp_path, what):
-    call, message = OF_TRANSITIONS[what]
-    for number in range(2):
-        with TransitionReplayBuffer(50, (3,), (), None, path=tmp_path / f"{number}") as ring:
-            ring.add(np.zeros(3), 1, 0.5, np.zeros(3), False)
-    with ShardedReplayBuffer(tmp_path, wait_s=0) as buf, pytest.raises(InputError, match=message):
-        call(buf)
 
 
 def test_an_epoch_of_transitions(tmp_path):
@@ -600,41 +484,6 @@ def test_a_finding_names_its_ring(three):
 # -- views and passes ------------------------------------------------------------------------------
 
 
-def test_views_pin_a_moment(three):
-    buf = open_all(three)
-    view = buf.view()
-    before, model = three.clips(3), three.lengths
-    three.write("a", 50)
-    buf.refresh()
-    assert len(view) == len(before) < len(buf)
-    assert set(prove(view[list(range(len(view)))], model, 3)) == before
-    assert set(prove(view.sample(2000), model, 3)) == before
-    other = pickle.loads(pickle.dumps(view))
-    assert set(prove(other[list(range(len(other)))], model, 3)) == before
-    same(view.load_episode(4), columns(4, 0, 14))
-    assert view.get_episode_data([0, 8])["ring"] == ["a", "c"]
-    chosen = buf.view(where=lambda data: data["ring"] == "b")
-    assert {e for e, _ in prove(chosen.sample(300), model, 3)} == set(three.model["b"])
-    taken = view.take([8, 0, 3])
-    assert taken.lengths.tolist() == [18, 10, 13]
-    same(taken[0], clip(8, 0, 3))
-    same(taken[16], clip(0, 0, 3))
-
-
-def test_a_view_with_a_window_numbers_its_own_episodes(three):
-    view = open_all(three).view({"i": Index(), "step": Window((0, 1))}).take([7, 1])
-    items = [view[i] for i in range(len(view))]
-    assert {(int(i["i_episode"]), int(i["episode"])) for i in items} == {(0, 7), (1, 1)}
-
-
-def test_split_shares_no_episode(three):
-    one, other = open_all(three).split(0.6, seed=1)
-    a, b = (set(v[list(range(len(v)))]["episode"].ravel().tolist()) for v in (one, other))
-    assert not a & b
-    assert a | b == set(three.lengths)
-    assert abs(len(one.lengths) - 0.6 * len(three.lengths)) < 3
-
-
 def test_a_pass_yields_each_clip_once_and_can_be_resumed(three):
     buf = open_all(three)
     sampler = buf.pass_sampler(seed=2)
@@ -676,23 +525,6 @@ def test_a_pickle_holds_paths_and_numbers(three):
         pickle.dumps(buf)
 
 
-def _in_child(buf, pipe):
-    pipe.send({name: np.asarray(v) for name, v in buf.sample(50).items()})
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_child_process_reads(three, method):
-    buf = open_all(three)
-    buf.sample(4)
-    context = get_context(method)
-    here, there = context.Pipe()
-    child = context.Process(target=_in_child, args=(buf, there))
-    child.start()
-    prove(here.recv(), three.lengths, 3)
-    child.join()
-    assert child.exitcode == 0
-
-
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_read_the_rings_that_the_loader_knows(three, method):
     data = pytest.importorskip("torch.utils.data")
@@ -720,17 +552,6 @@ def test_workers_read_the_rings_that_the_loader_knows(three, method):
     assert passed() == sorted(three.clips(3))
     shutil.rmtree(three.folder / "c")
     assert len(passed()) == len(three.clips(3))  # those of c are redrawn once a worker notices
-
-
-def test_a_closed_one_says_so(three):
-    buf = open_all(three)
-    with buf:
-        buf.sample(3)
-    for call in (lambda: buf.sample(3), lambda: buf[0], lambda: len(buf), buf.refresh):
-        with pytest.raises(ClosedError, match="is closed"):
-            call()
-    buf.close()
-    assert "closed" in repr(buf)
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -767,13 +588,6 @@ def test_paths(three):
         assert buf.num_episodes == 5
 
 
-def test_nothing_is_written(three):
-    buf = open_all(three)
-    for call in (buf.write_episode, lambda: buf.engine.snapshot("x", "snapshot")):
-        with pytest.raises(ReadOnlyError, match=r"open the ring to write.*fleet/a"):
-            call()
-
-
 def test_rings_without_episodes(fleet):
     fleet.ring("a")
     buf = open_all(fleet)
@@ -787,14 +601,6 @@ def test_rings_without_episodes(fleet):
     fleet.writers["b"].clear()
     with pytest.raises(NoClipsError):
         buf.sample(2)
-
-
-def test_numbers():
-    table = RingNumbers()
-    assert [table.of(bytes([n]) * 16) for n in (5, 7, 5)] == [0, 1, 0]
-    ids = joined(16_383, np.array([(1 << 48) - 1]))
-    assert [int(v[0]) for v in apart(ids)] == [16_383, (1 << 48) - 1]
-    assert ids[0] < 1 << 62
 
 
 def test_episodes_that_another_thread_sees_in_a_draw_bring_no_unwanted_one(fleet):

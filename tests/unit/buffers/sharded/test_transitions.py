@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ringmap
-from ringmap import Pace, ReplayBuffer, TransitionReplayBuffer, Zarr
+from ringmap import ReplayBuffer, TransitionReplayBuffer, Zarr
 from ringmap.buffers.rings import apart
 from ringmap.buffers.steps import ROW
 from ringmap.buffers.transitions import nstep
@@ -24,8 +24,7 @@ from ringmap.clips.rings import AdjacentRings
 from ringmap.data import ShardedReplayBuffer, Window
 from ringmap.errors import BadRingsError, InputError, NoClipsError, ReplacedError
 from ringmap.ray.reader import Reader
-from ringmap.samplers import PrioritizedSampler, UniformSampler
-from ringmap.storage.columns.copying import ALIGNMENT, LEAST_NBYTES
+from ringmap.samplers import EpisodeSampler, PrioritizedSampler
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.disk.system import System
@@ -229,15 +228,6 @@ def test_the_control_of_what_counts(steps, monkeypatch):
         fleet.prove(fleet.open().sample(2000))
 
 
-@pytest.mark.parametrize(("weights", "shares"), [("equal", [1, 1, 1]), ({"a": 3, "c": 1}, [3, 0, 1])])
-def test_weights(steps, weights, shares):
-    fleet = steps()
-    batch = fleet.open(weights=weights).sample(6000)
-    fleet.prove(batch)
-    counts = np.bincount(apart(batch.ids)[0], minlength=3)
-    np.testing.assert_allclose(counts / 6000, np.array(shares) / sum(shares), atol=0.03)
-
-
 @pytest.mark.usefixtures("copies")
 @pytest.mark.parametrize("kind", ["dicts", "stacks"])
 def test_out_is_filled(steps, kind):
@@ -273,13 +263,6 @@ def test_both_large_observations_are_in_one_block_or_the_callers_arrays(steps, m
     equal(found, batch)
 
 
-def test_large_arrays_are_aligned(steps):
-    batch = steps().open(n_step=3).sample(1 << 15)
-    large = [values for values in batch.values() if values.nbytes >= LEAST_NBYTES]
-    assert len(large) == len(batch) == 6
-    assert all(values.ctypes.data % ALIGNMENT == 0 for values in large)
-
-
 def test_large_observations_end_with_a_chunk(steps):
     """Nothing is read from the next one, which is not there yet."""
     fleet = steps("large", "")
@@ -304,18 +287,6 @@ def test_batches(steps, prefetch):
     buf.close()
 
 
-def test_the_same_seed_draws_the_same(steps):
-    fleet = steps()
-    one, other = fleet.open(), fleet.open()
-    state = one.state_dict()
-    first = one.sample(20)
-    equal(first, other.sample(20))
-    other.load_state_dict(state)
-    equal(first, other.sample(20))
-    one.sampler = UniformSampler(0)
-    fleet.prove(one.sample(200))
-
-
 # -- by id -----------------------------------------------------------------------------------------
 
 
@@ -334,33 +305,6 @@ def test_ids_name_all_that_counts(steps):
         buf[len(buf)]
 
 
-@pytest.mark.parametrize("kind", ["arrays", "dicts"])
-@pytest.mark.parametrize("workers", few([2, 0]))
-def test_a_data_loader(steps, kind, workers):
-    data = pytest.importorskip("torch.utils.data")
-    fleet = steps(kind)
-    buf = fleet.open(n_step=3, gamma=GAMMA)
-    expected = arrays_of(buf[list(range(len(buf)))])
-    several = {"batch_size": 40, "num_workers": workers}
-    whole = {"sampler": data.BatchSampler(range(len(buf)), 40, False), "batch_size": None}
-    for options in (several, {**several, **whole}):
-        found = [arrays_of(batch) for batch in data.DataLoader(buf, **options)]
-        equal({n: np.concatenate([f[n] for f in found]) for n in expected}, expected)
-    view = buf.view()
-    of_view = arrays_of(view[list(range(len(view)))])
-    fleet.add("a", 1)
-    found = [arrays_of(batch) for batch in data.DataLoader(view, 40, num_workers=workers)]
-    equal(
-        {n: np.concatenate([f[n] for f in found])[-100:] for n in expected},
-        {n: v[-100:] for n, v in of_view.items()},
-    )
-    for name, values in expected.items():
-        assert sorted(v.tobytes() for v in of_view[name]) == sorted(v.tobytes() for v in values)
-    sampler = buf.pass_sampler()
-    found = [arrays_of(batch) for batch in data.DataLoader(buf, sampler=sampler, **several)]
-    assert sum(len(f["rewards"]) for f in found) == len(buf)
-
-
 def _double(item):
     return {**item, "observations": {n: 2 * v for n, v in item["observations"].items()}}
 
@@ -371,56 +315,6 @@ def test_a_transform_gets_what_a_user_sees(steps):
     for one, other in ((plain[3], doubled[3]), (plain[[3, 7]], doubled[[3, 7]])):
         equal({"a": other["observations"]["a"]}, {"a": 2 * one["observations"]["a"]})
         equal(other["next_observations"], one["next_observations"])
-
-
-# -- views and passes ------------------------------------------------------------------------------
-
-
-def test_a_view_pins_what_counts_now(steps):
-    fleet = steps("stacks")
-    buf = fleet.open(n_step=2, gamma=GAMMA)
-    view = buf.view()
-    assert len(view) == len(buf)
-    assert fleet.prove(view[list(range(len(view)))], n_step=2) == fleet.every()
-    assert fleet.prove(view.sample(4000), n_step=2) == fleet.every()
-    with view.batches(30, steps=1) as batches:
-        fleet.prove(next(batches), n_step=2)
-    fleet.add("b", 3)
-    assert len(view) == len(buf)
-    buf.refresh()
-    assert len(buf) >= len(view)
-    fleet.prove(pickle.loads(pickle.dumps(view))[list(range(len(view)))], n_step=2)
-
-
-def test_split_shares_no_transition(steps):
-    fleet = steps()
-    fleet.add("a", 1)
-    one, other = fleet.open().split(0.6, seed=1)
-    first, second = (fleet.prove(v[list(range(len(v)))]) for v in (one, other))
-    assert not first & second
-    assert first | second == fleet.every()
-    assert second
-
-
-def test_a_pass_yields_each_once_and_can_be_resumed(steps):
-    fleet = steps()
-    buf = fleet.open()
-    sampler = buf.pass_sampler(seed=2)
-    assert fleet.prove(buf[list(sampler)]) == fleet.every()
-    sampler = buf.pass_sampler(seed=2)
-    ids = iter(sampler)
-    first, every = buf[[next(ids) for _ in range(50)]], fleet.every()
-    seen = fleet.prove(first)
-    state = sampler.state_dict(taken=50)
-    fleet.ring("0-new")  # joins; sorts before the others after a restart
-    fleet.add("0-new")
-    again = fleet.open()
-    rest = again.pass_sampler()
-    rest.load_state_dict(state)
-    assert len(rest) == len(every) - 50
-    after = again[list(rest)]
-    left = fleet.prove(after, ["0-new", "a", "b", "c"])
-    assert {at - (1 << 48) for at in left} == every - seen
 
 
 # -- priorities ------------------------------------------------------------------------------------
@@ -603,26 +497,6 @@ def test_rings_of_two_schemas(steps, tmp_path):
 # -- other processes -------------------------------------------------------------------------------
 
 
-def _sampled(buf, pipe):
-    pipe.send(buf.sample(100))
-
-
-def test_a_copy_and_a_child_process_read(steps):
-    fleet = steps("stacks")
-    buf = fleet.open(n_step=3, gamma=GAMMA)
-    buf.sample(4)
-    data = pickle.dumps(buf)
-    assert len(data) < 3000
-    fleet.prove(pickle.loads(data).sample(100), n_step=3)
-    context = get_context("fork")
-    here, there = context.Pipe()
-    child = context.Process(target=_sampled, args=(buf, there))
-    child.start()
-    fleet.prove(here.recv(), n_step=3)
-    child.join()
-    assert child.exitcode == 0
-
-
 def _killed_in_the_middle(folder, pipe):
     fleet = Steps(folder)
     fleet.ring("k")
@@ -640,7 +514,7 @@ def test_a_killed_writer_and_its_next_one(steps):
     child.start()
     stored = here.recv()
     buf = fleet.open()
-    assert len(buf) == len(fleet.every()) + stored
+    assert len(buf) - len(fleet.every()) in (stored, stored + 3)  # a second later the last call is committed behind it
     os.kill(child.pid, signal.SIGKILL)
     child.join()
     assert [s.writer.alive for s in buf.shards] == [True, True, True, False]
@@ -741,17 +615,6 @@ def test_the_control_of_the_look(steps, monkeypatch, copies):
 # -- pace, and what is refused ---------------------------------------------------------------------
 
 
-def test_pace(steps, tmp_path):
-    fleet = steps()
-    with Pace(fleet.folder, samples_per_insert=2, min_steps=30, slack=5) as pace:
-        buf = fleet.open(pace=pace, n_step=3, gamma=GAMMA)
-        fleet.prove(buf.sample(20), n_step=3)
-        fleet.prove(buf[[0, 1, 2]], n_step=3)
-        with buf.batches(10, steps=1) as batches:
-            next(batches)
-        assert pace.drawn == 33
-
-
 CALLS = {
     "sample(history_len=)": lambda buf: buf.sample(2, history_len=3),
     "num_valid_ends": lambda buf: buf.num_valid_ends(3),
@@ -773,6 +636,7 @@ CALLS = {
     "view().load_episode": lambda buf: buf.view().load_episode(0),
     "view().get_episode_data": lambda buf: buf.view().get_episode_data(0),
     "dump": lambda buf: buf.dump("x.h5"),
+    "EpisodeSampler": lambda buf: (setattr(buf, "sampler", EpisodeSampler()), buf.sample(4)),
 }
 
 

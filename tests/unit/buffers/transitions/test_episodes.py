@@ -7,8 +7,6 @@ import pickle
 import gymnasium as gym
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ringmap import ReplayBuffer, ReplayBufferCollectionWrapper, TransitionReplayBuffer
 from ringmap.data import convert, load_dataset
@@ -60,33 +58,6 @@ def same(episodes, models):
 
 def loaded(dataset):
     return [dict(dataset.load_episode(i)) for i in range(len(dataset.lengths))]
-
-
-@given(st.data())
-@settings(max_examples=12, deadline=None)
-def test_equal_a_plain_model(data):
-    draw = data.draw
-    size, n_step = draw(st.sampled_from([None, None, 3])), draw(st.sampled_from([1, 3]))
-    seed, capacity = draw(st.integers(0, 2**31)), draw(st.integers(8, 60))
-    life = Life(seed) if size is None else StackedLife(seed, size, alike=draw(st.booleans()))
-    shape = life.shape if size is None else (size, *life.shape)
-    buf = TransitionReplayBuffer(capacity, shape, device=None, obs_dtype=life.dtype, n_step=n_step, frame_stack=size)
-    reference, lanes = Reference(capacity), draw(st.integers(1, 5))
-    for _ in range(draw(st.integers(1, 6))):
-        if size is None and draw(st.booleans()):
-            lanes = draw(st.integers(1, 5))
-        for _ in range(draw(st.integers(1, 25))):
-            step = life.step(lanes)
-            buf.add(*step[:5], truncated=step[5])
-            reference.add(*step)
-        models = expected(reference)
-        dataset = buf.episode_dataset()
-        same(loaded(dataset), models)
-        rows = {name: np.concatenate([model[name] for model in models]) for name in models[0]}
-        for name in rows:
-            column = dataset.get_col_data(name)
-            assert column.astype(rows[name].dtype).tobytes() == rows[name].tobytes()
-    assert sum(len(e["action"]) - 1 for e in buf.episodes()) == len(buf)
 
 
 @pytest.mark.parametrize("size", [None, 3])

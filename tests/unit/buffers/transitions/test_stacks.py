@@ -1,17 +1,11 @@
 """Stacks of frames, stored once: against a list of transitions with whole stacks, wherever these are read from."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import ringmap
 from ringmap import TransitionReplayBuffer
 from ringmap.errors import InputError
-from tests.tiers import few
 from tests.unit.buffers.transitions.reference import Reference, StackedLife, in_order, same
 
 
@@ -40,75 +34,6 @@ def compare(buf, reference):
     assert len(buf) == len(expected["rewards"])
     if len(buf):
         same(buf.sample(len(buf)), expected)
-
-
-@pytest.mark.slow
-@given(st.data())
-@settings(max_examples=60, deadline=None)
-def test_equals_a_buffer_that_stores_whole_stacks(data):
-    draw = data.draw
-    n_step, capacity = draw(st.sampled_from([1, 1, 2, 3, 7])), draw(st.integers(8, 60))
-    life = StackedLife(
-        draw(st.integers(0, 2**31)),
-        draw(st.integers(1, 5)),
-        draw(st.sampled_from(["reset", "zero"])),
-        draw(st.sampled_from([(), (2,), (2, 2)])),
-        draw(st.sampled_from([np.uint8, np.float32])),
-        draw(st.booleans()),
-    )
-    buf = make(life, capacity, n_step=n_step, gamma=0.9)
-    reference = Reference(capacity, n_step, 0.9)
-    lanes = draw(st.integers(1, 8))
-    for _ in range(draw(st.integers(1, 8))):
-        what = draw(st.sampled_from(["add", "add", "add", "lanes", "clear", "copy"]))
-        if what == "lanes":
-            lanes = draw(st.integers(1, 8))
-        elif what == "clear":
-            buf.clear()
-            reference.clear()
-            life.now = None
-        elif what == "copy":
-            buf.sampler = None
-            buf = pickle.loads(pickle.dumps(buf))
-            buf.sampler = in_order
-        for _ in range(draw(st.integers(1, 25))):
-            add(buf, reference, life.step(lanes))
-        compare(buf, reference)
-
-
-@pytest.mark.parametrize("padding", few(["reset", "zero"]))
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("storage", ["memmap", "zarr"])
-def test_equal_over_many_laps_on_disk_reopened_and_read_live(tmp_path, n_step, padding, storage):
-    life, lanes = StackedLife(3, 4, padding, (3, 2)), 4
-    options = {"n_step": n_step, "path": tmp_path / "buf", "storage": storage}
-    buf, reference = make(life, **options), Reference(50, n_step)
-    for turn in range(12):
-        for _ in range(60):
-            add(buf, reference, life.step(lanes))
-        compare(buf, reference)
-        buf.flush()
-        with TransitionReplayBuffer.open(tmp_path / "buf", device=None, n_step=n_step, sampler=in_order) as reader:
-            assert reader.capacity == 50
-            compare(reader, reference)
-            add(buf, reference, life.step(lanes))
-            buf.flush()
-            compare(reader, reference)
-        if turn % 3 == 2:
-            buf.close()
-            buf = make(life, **options)
-            lanes = 1 + turn % 5
-            compare(buf, reference)
-    buf.save(tmp_path / "copy")
-    with TransitionReplayBuffer.open(tmp_path / "copy", "r+", device=None, n_step=n_step, sampler=in_order) as copy:
-        compare(copy, reference)
-        one = pickle.loads(pickle.dumps(reference))
-        add(copy, one, life.step(lanes))
-        compare(copy, one)
-        copy.close()
-    assert buf.check() == []
-    buf.close()
-    assert ringmap.check(tmp_path / "buf") == []
 
 
 # -- bad input changes nothing ----------------------------------------------------------------------

@@ -5,18 +5,14 @@ the
 scheduler: the campaign runs 300,000 transitions of each, the default suite strikes between two copies as well.
 """
 
-import contextlib
-
 import numpy as np
 import pytest
 
 from ringmap import TransitionReplayBuffer
 from ringmap.buffers.transitions.lanes import NextObservations
-from ringmap.errors import LappedError, RoleError
+from ringmap.errors import RoleError
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.commit.group import OpenGroup
-from tests.busy import busy
-from tests.unit.buffers.processes import Child
 
 LANES, EPISODE, GAMMA = 4, 7, 0.5
 
@@ -62,46 +58,6 @@ def test_the_proof_finds_what_is_wrong():
         batch["next_observations"][5, leaf] += 1
         assert num_wrong(batch) == 1
         batch["next_observations"][5, leaf] -= 1
-
-
-def race(proof, transitions):
-    wrong = 0
-    with busy(proof.add):
-        for _ in range(transitions // 64):
-            wrong += num_wrong(proof.buf.sample(64))
-    proof.buf.close()
-    return wrong
-
-
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("where", ["memory", "disk"])
-def test_no_next_observation_is_of_another_call(fast, where, n_step):
-    assert race(Proof(None if where == "memory" else fast / "buf", n_step), 6_000) == 0
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("where", ["memory", "disk"])
-def test_none_of_300_000_next_observations_is_of_another_call(fast, where, n_step):
-    assert race(Proof(None if where == "memory" else fast / "buf", n_step), 300_000) == 0
-
-
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_a_reader_in_another_process_gets_none_of_another_call(fast, n_step):
-    proof = Proof(fast / "buf", n_step, capacity=256)
-
-    def read(_):
-        options = {"n_step": n_step, "gamma": GAMMA, "device": None, "seed": 1}
-        wrong, buf = 0, TransitionReplayBuffer.open(fast / "buf", **options)
-        for _ in range(100):
-            with contextlib.suppress(LappedError):
-                wrong += num_wrong(buf.sample(64))
-        return wrong
-
-    child = Child(read)
-    with busy(proof.add):
-        assert child.result() == 0
-    proof.buf.close()
 
 
 # -- calls come exactly between two copies -------------------------------------------------------

@@ -16,9 +16,8 @@ import ringmap
 from ringmap import TransitionReplayBuffer
 from ringmap.buffers.transitions import buffer as transitions_module
 from ringmap.buffers.transitions.columns import TransitionColumns
-from ringmap.errors import CorruptError, EnvironmentFault, InputError, LockedError, ReadOnlyError
+from ringmap.errors import CorruptError, EnvironmentFault, InputError
 from ringmap.samplers import (
-    EpisodeSampler,
     EpochSampler,
     MixtureSampler,
     PrioritizedSampler,
@@ -27,9 +26,9 @@ from ringmap.samplers import (
 )
 from ringmap.storage.disk.files import Disk
 from tests.busy import held
-from tests.disks import FaultyDisk, Through
-from tests.unit.buffers.processes import Child
-from tests.unit.buffers.transitions.reference import Life, Reference, in_order, same
+from tests.unit.buffers.transitions.reference import Life, Reference, StackedLife, in_order, same
+from tests.unit.buffers.transitions.test_episodes import expected, loaded
+from tests.unit.buffers.transitions.test_episodes import same as same_episodes
 
 
 def make(capacity=50, shape=(3,), path=None, **options):
@@ -54,24 +53,42 @@ def compare(buf, reference):
 # -- stored once, equal to stored twice ----------------------------------------------------------
 
 
+def made_for(life, capacity=50, path=None, **options):
+    """Return a buffer of what a life observes."""
+    shape = life.shape
+    if isinstance(life, StackedLife):
+        shape = (life.size, *shape)
+        options |= {"frame_stack": life.size, "padding_type": life.padding}
+    return make(capacity, shape, path, obs_dtype=life.dtype, **options)
+
+
+def drawn_life(draw):
+    """Return environments whose observations are arrays, or stacks of frames."""
+    seed, dtype = draw(st.integers(0, 2**31)), draw(st.sampled_from([np.float32, np.uint8]))
+    if draw(st.booleans()):
+        small, large = ((2, 2), (23, 25)) if dtype is np.uint8 else ((3,), (130,))
+        return Life(seed, draw(st.sampled_from([small, small, large])), dtype)
+    padding, shape = draw(st.sampled_from(["reset", "zero"])), draw(st.sampled_from([(), (2,), (2, 2)]))
+    return StackedLife(seed, draw(st.integers(1, 5)), padding, shape, dtype, draw(st.booleans()))
+
+
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_equals_a_buffer_that_stores_both(data):
+    """All transitions that count, and the episodes that they are of."""
     draw = data.draw
-    n_step, capacity = draw(st.sampled_from([1, 1, 2, 3, 7])), draw(st.integers(8, 60))
-    dtype = draw(st.sampled_from([np.float32, np.uint8]))
-    small, large = ((2, 2), (23, 25)) if dtype is np.uint8 else ((3,), (130,))
-    life = Life(draw(st.integers(0, 2**31)), draw(st.sampled_from([small, small, large])), dtype)
-    buf = make(capacity, life.shape, obs_dtype=dtype, n_step=n_step, gamma=0.9)
+    n_step, capacity, life = draw(st.sampled_from([1, 1, 2, 3, 7])), draw(st.integers(8, 60)), drawn_life(draw)
+    buf = made_for(life, capacity, n_step=n_step, gamma=0.9)
     reference = Reference(capacity, n_step, 0.9)
-    lanes = draw(st.integers(1, 8))
+    lanes, has_frames, has_changed = draw(st.integers(1, 8)), isinstance(life, StackedLife), False
     for _ in range(draw(st.integers(1, 8))):
         what = draw(st.sampled_from(["add", "add", "add", "lanes", "clear", "copy"]))
         if what == "lanes":
-            lanes = draw(st.integers(1, 8))
+            lanes, has_changed = draw(st.integers(1, 8)), True
         elif what == "clear":
             buf.clear()
             reference.clear()
+            life.now = None if has_frames else life.now
         elif what == "copy":
             buf.sampler = None
             buf = pickle.loads(pickle.dumps(buf))
@@ -79,19 +96,31 @@ def test_equals_a_buffer_that_stores_both(data):
         for _ in range(draw(st.integers(1, 25))):
             add(buf, reference, life.step(lanes))
         compare(buf, reference)
+        if not (has_frames and has_changed):
+            same_episodes(loaded(buf.episode_dataset()), expected(reference))
 
 
-@pytest.mark.parametrize(("n_step", "shape"), [(1, (3,)), (3, (3,)), (3, (130,))])
-def test_equal_over_many_laps_on_disk_reopened_and_read_live(tmp_path, n_step, shape):
-    life, lanes = Life(3, shape), 4
-    options = {"n_step": n_step, "path": tmp_path / "buf", "shape": shape}
-    buf, reference = make(**options), Reference(50, n_step)
+@pytest.mark.parametrize(
+    ("n_step", "life", "storage"),
+    [
+        (1, lambda: Life(3), "memmap"),
+        (3, lambda: Life(3, (130,)), "memmap"),
+        (3, lambda: StackedLife(3, 4, "reset", (3, 2)), "memmap"),
+        (1, lambda: StackedLife(3, 4, "zero", (3, 2)), "zarr"),
+    ],
+    ids=["arrays", "large", "stacks", "zeros"],
+)
+def test_equal_over_many_laps_on_disk_reopened_and_read_live(tmp_path, n_step, life, storage):
+    life, lanes = life(), 4
+    options = {"n_step": n_step, "path": tmp_path / "buf", "storage": storage}
+    buf, reference = made_for(life, **options), Reference(50, n_step)
     for turn in range(12):
         for _ in range(60):
             add(buf, reference, life.step(lanes))
         compare(buf, reference)
         buf.flush()
         with TransitionReplayBuffer.open(tmp_path / "buf", device=None, n_step=n_step, sampler=in_order) as reader:
+            assert reader.capacity == 50
             compare(reader, reference)
             before = len(reader), reader.engine.source.head
             add(buf, reference, life.step(lanes))
@@ -100,9 +129,16 @@ def test_equal_over_many_laps_on_disk_reopened_and_read_live(tmp_path, n_step, s
             compare(reader, reference)
         if turn % 3 == 2:
             buf.close()
-            buf = make(**options)
+            buf = made_for(life, **options)
             lanes = 1 + turn % 5
             compare(buf, reference)
+    buf.save(tmp_path / "copy")
+    with TransitionReplayBuffer.open(tmp_path / "copy", "r+", device=None, n_step=n_step, sampler=in_order) as copy:
+        compare(copy, reference)
+        one = pickle.loads(pickle.dumps(reference))
+        add(copy, one, life.step(lanes))
+        compare(copy, one)
+        copy.close()
     assert buf.check() == []
     buf.close()
     assert ringmap.check(tmp_path / "buf") == []
@@ -198,22 +234,6 @@ def test_one_step_and_tensors():
     assert (1 - batch["dones"]).dtype == torch.float32  # as losses write it
     assert torch.equal(batch["next_observations"], batch["observations"] + 1)
     assert isinstance(buf.sample(2, to="numpy")["dones"], np.ndarray)
-
-
-@pytest.mark.parametrize("lanes", [0, 1, 7])
-def test_the_length_and_the_wrap(lanes):
-    buf = make(10, (1,))
-    for t in range(20):
-        buf.add(
-            np.full((lanes, 1), t),
-            np.zeros(lanes),
-            np.zeros(lanes),
-            np.full((lanes, 1), t + 1),
-            np.zeros(lanes),
-        )
-        assert len(buf) == min(10, lanes * (t + 1))
-    if lanes:
-        assert sorted(buf.sample(10)["observations"].ravel().tolist()) == sorted(np.repeat(np.arange(20), lanes)[-10:])
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 6, 2.5])
@@ -407,37 +427,11 @@ def test_what_a_slow_sampler_drew_is_what_it_meant():
     same(buf.sample(27), {name: values[3:] for name, values in meant.items()})
 
 
-def test_an_interrupt_between_commit_and_memory_costs_nothing(tmp_path):
-    """At each statement after the commit: what the newest rows lead to stays known, and is not overwritten."""
-    buf, life, reference = make(path=tmp_path / "buf"), Life(4), Reference(50)
-    for turn in range(12):
-        owned = buf.engine.owned
-        if turn % 3 == 0:  # as if interrupted ahead of the memory's change
-            buf._ends.forget()
-            owned._stale = True
-        add(buf, reference, life.step(2))
-        buf.engine.commit_pending("a test")
-        kept = owned._successors._needed
-        record = owned.newest_rows()
-        assert record.head == owned.head
-        assert owned._successors.find(owned.head, record.rows_sum) is not None
-        assert owned._successors._needed == kept
-        compare(buf, reference)
-    buf.close()
-
-
 def test_each_transition_once_in_an_epoch():
     buf = make(30, (1,), sampler=EpochSampler(0))
     for t in range(40):
         buf.add([t], t, 0.0, [t + 1], False)
     assert sorted(np.concatenate([buf.sample(10)["actions"] for _ in range(3)]).tolist()) == list(range(10, 40))
-
-
-def test_episodes_are_not_known():
-    buf = make(30, (1,), sampler=EpisodeSampler(0))
-    buf.add([0], 0, 0.0, [1], False)
-    with pytest.raises(InputError, match="transitions of many lanes"):
-        buf.sample(1)
 
 
 def test_priorities_follow_the_ring():
@@ -462,156 +456,12 @@ def test_priorities_follow_the_ring():
 # -- what survives -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("times", "lanes"), [(37, 1), (90, 4)])
-def test_kill_9_and_reopen(tmp_path, times, lanes):
-    """Everything whose `add` returned is there, priorities as of the last update, sampling as of a commit."""
-
-    def write(child):
-        sampler = PrioritizedSampler(rng=0)
-        buf = make(50, path=tmp_path / "buf", n_step=3, sampler=sampler)
-        life = Life(3)
-        for _ in range(times):
-            add(buf, Reference(1), life.step(lanes))
-            if len(buf) >= 16:
-                batch = buf.sample(16)
-                buf.update_priorities(batch["ids"], np.abs(batch["rewards"]))
-        child.say(sampler._tree.leaves)
-        child.hear()
-
-    child = Child(write)
-    leaves = child.hear()
-    child.kill()
-    life, reference = Life(3), Reference(50, 3)
-    for _ in range(times):
-        reference.add(*life.step(lanes))
-    assert ringmap.check(tmp_path / "buf") == []
-    sampler = PrioritizedSampler(rng=1)
-    buf = make(50, path=tmp_path / "buf", n_step=3, sampler=sampler)
-    assert buf.state_dict()["step"] < max(0, times - -(-16 // lanes) + 1)
-    buf.sample(1)
-    np.testing.assert_array_equal(sampler._tree.leaves, leaves)
-    buf.sampler = in_order
-    compare(buf, reference)
-    add(buf, reference, life.step(lanes))
-    compare(buf, reference)
-    buf.close()
-
-
-@pytest.mark.parametrize("reopen", [False, True])
-def test_a_fault_at_any_change_of_add_loses_nothing(tmp_path, reopen):
-    """The N-th write of a call fails, for every N: what was there is there, and the call can be made again."""
-
-    Buffer = Through(TransitionReplayBuffer, FaultyDisk())
-
-    options = {"device": None, "sampler": in_order, "sync_every_s": 0, "n_step": 2}
-    buf = Buffer(40, (3,), path=tmp_path / "buf", **options)
-    life, reference, failed = Life(5), Reference(40, 2), 0
-    for turn in range(120):
-        step = life.step(3)
-        Buffer.disk.fail(1 + turn % 12, OSError(28, "No space left on device"))
-        try:
-            buf.add(*step[:5], truncated=step[5])
-        except EnvironmentFault:
-            failed += 1
-            Buffer.disk.lift()
-            compare(buf, reference)
-            if reopen:
-                buf._ring.buffer.engine.owned.abandon()
-                buf = Buffer(40, (3,), path=tmp_path / "buf", **options)
-                compare(buf, reference)
-            buf.add(*step[:5], truncated=step[5])
-        reference.add(*step)
-        if turn % 2:  # at the commit of what is pending, too
-            Buffer.disk.fail(1 + turn % 12, OSError(28, "No space left on device"))
-            try:
-                buf.engine.commit_pending("a test")
-            except EnvironmentFault:
-                failed += 1
-        Buffer.disk.lift()
-        compare(buf, reference)
-    assert failed > 30
-    buf.close()
-
-
-def test_roles_of_copies(tmp_path):
-    buf, life, reference = make(path=tmp_path / "buf"), Life(0), Reference(50)
-    for _ in range(20):
-        add(buf, reference, life.step(2))
-    copy = pickle.loads(pickle.dumps(buf))
-    assert len(pickle.dumps(buf)) < 5000
-    compare(copy, reference)
-    add(buf, reference, life.step(2))
-    buf.flush()
-    compare(copy, reference)
-    with pytest.raises(ReadOnlyError):
-        copy.add(*life.step(2)[:5])
-    with pytest.raises(LockedError):
-        make(path=tmp_path / "buf")
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            compare(buf, reference)
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
-    buf.close()
-
-
 def test_a_copy_is_made_whatever_disk_other_buffers_have_by_now(tmp_path, monkeypatch):
     monkeypatch.setattr("ringmap.buffers.engine.DISK", Disk())
     buf, life, reference = make(path=tmp_path / "buf"), Life(0), Reference(50)
     add(buf, reference, life.step(2))
     compare(pickle.loads(pickle.dumps(buf)), reference)
     buf.close()
-
-
-def test_save_makes_a_buffer_of_its_own(tmp_path):
-    for path in (None, tmp_path / "buf"):
-        buf, life, reference = make(path=path), Life(0), Reference(50)
-        for _ in range(40):
-            add(buf, reference, life.step(3))
-        buf.save(tmp_path / f"copy{path is None}")
-        buf.clear()
-        copy = TransitionReplayBuffer.open(tmp_path / f"copy{path is None}", "r+", device=None, sampler=in_order)
-        compare(copy, reference)
-        assert ringmap.check(tmp_path / f"copy{path is None}") == []
-        add(copy, reference, life.step(3))
-        compare(copy, reference)
-        copy.close()
-        buf.close()
-
-
-def test_sampling_goes_on_where_it_was(tmp_path):
-    buf, life = make(path=tmp_path / "buf", sampler=None, seed=3), Life(0)
-    for _ in range(20):
-        buf.add(*life.step(2)[:5])
-    for _ in range(3):
-        buf.sample(4)
-    state = buf.state_dict()
-    expected = [buf.sample(4)["rewards"].tolist() for _ in range(3)]
-    buf.load_state_dict(state)
-    assert [buf.sample(4)["rewards"].tolist() for _ in range(3)] == expected
-    buf.load_state_dict(state)
-    buf.close()
-    buf = make(path=tmp_path / "buf", sampler=None)
-    assert [buf.sample(4)["rewards"].tolist() for _ in range(3)] == expected
-    buf.close()
-
-
-def test_disagreeing_with_the_disk(tmp_path):
-    make(path=tmp_path / "buf").close()
-    with pytest.raises(InputError, match="capacity=60, but the buffer on disk has capacity=50"):
-        make(60, path=tmp_path / "buf")
-    with pytest.raises(InputError, match="schema"):
-        make(50, (4,), path=tmp_path / "buf")
-    ringmap.ReplayBuffer(10, path=tmp_path / "other", schema={"obs": ((2,), "f4")}).close()
-    with pytest.raises(
-        InputError,
-        match=r"TransitionReplayBuffer.open: .* holds episodes, expected transitions; open it with ReplayBuffer",
-    ):
-        TransitionReplayBuffer.open(tmp_path / "other")
 
 
 @pytest.mark.parametrize("how", ["flip", "cut"])
@@ -639,13 +489,6 @@ def test_lost_successors_are_named_and_never_served(tmp_path, how):
     for _ in range(20):
         assert not set(buf.sample(10)["rewards"].tolist()) & lost
     buf.close()
-
-
-def test_repr(tmp_path):
-    buf = make(path=tmp_path / "buf")
-    assert repr(buf).startswith("TransitionReplayBuffer(0/50, {'observations': (3,)}, n_step=1, path=")
-    buf.close()
-    assert "closed" in repr(buf)
 
 
 def test_keys_of_nested_observations_that_no_column_could_tell_apart():
@@ -884,18 +727,6 @@ def test_one_pending_transition_as_a_tensor():
     buf = make(10, (3,), device="cpu", action_dtype=np.int64)
     buf.add([1, 2, 3], 4, 5.0, [6, 7, 8], False)
     assert buf.sample(1)["actions"].tolist() == [4]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_over_transitions(tmp_path, workers):
-    buf = make(10, (1,), path=tmp_path / "buf")
-    for t in range(14):
-        buf.add([t], t, 0.0, [t + 1], t == 9)
-    for options in ({"batch_size": 1}, {"batch_size": 4, "shuffle": True}):
-        batches = list(torch.utils.data.DataLoader(buf, num_workers=workers, **options))
-        assert sorted(int(a) for b in batches for a in b["actions"]) == list(range(4, 14))
-        assert all((b["next_observations"][:, 0] == b["actions"] + 1).all() for b in batches)
-    buf.close()
 
 
 def test_in_ram_an_open_group_stands_in_the_columns():

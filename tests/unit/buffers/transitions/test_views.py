@@ -4,12 +4,11 @@ import contextlib
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
 from ringmap import TransitionReplayBuffer
 from ringmap.buffers.rings import Ring
 from ringmap.data import ShardedReplayBuffer
-from ringmap.errors import InputError, NoClipsError
+from ringmap.errors import InputError
 from ringmap.samplers import EpisodeSampler, PrioritizedSampler
 
 CAPACITY, STACK = 300, 3
@@ -156,44 +155,6 @@ def test_a_split_parts_episodes_and_stays(tmp_path, kind, how):
         for number, side in enumerate(buf.split([0.6, 0.2, 0.2], seed=1)):
             for episode in episodes_of(items_of(side)):
                 assert side_of.setdefault(episode, number) == number, "an episode changed sides"
-
-
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("kind", ["plain", "stacks, n_step", "nested"])
-def test_a_side_is_drawn_from(tmp_path, kind, how):
-    """By sample, batches, a DataLoader with and without workers; what is evicted is drawn again from the side."""
-    with opened(tmp_path, kind, how) as (envs, buf):
-        train, rest = buf.split(0.7)
-        mine, others = episodes_of(items_of(train)), episodes_of(items_of(rest))
-        names = list(buf.sample(4))
-
-        def check():
-            for _ in range(5):
-                batch = train.sample(32)
-                assert list(batch) == names and episodes_of(steps_of(batch)) <= mine
-            with train.batches(16, steps=3) as batches:
-                for batch in batches:
-                    assert list(batch) == names and episodes_of(steps_of(batch)) <= mine
-
-        check()
-        for workers in (0, 2):
-            loader = DataLoader(train, batch_size=16, sampler=train.pass_sampler(seed=1), num_workers=workers)
-            assert sorted(step for batch in loader for step in steps_of(batch)) == sorted(items_of(train))
-        loader = DataLoader(rest, batch_size=16, shuffle=True)
-        assert episodes_of([step for batch in loader for step in steps_of(batch)]) == others
-        while train.num_valid_ends() > len(train) // 2:  # a ring has room for more rows than count
-            envs.add(10)
-            for writer in envs.writers:
-                writer.flush()
-            buf.refresh()
-        assert train.num_valid_ends()
-        check()
-        assert episodes_of(items_of(train)) <= mine  # others of the side in place of those that are gone
-        envs.add(300)
-        for writer in envs.writers:
-            writer.flush()
-        with pytest.raises(NoClipsError, match="all episodes of the view were evicted"):
-            train.sample(8)
 
 
 @pytest.mark.parametrize("sampler", [None, EpisodeSampler], ids=["uniform", "by episode"])

@@ -2,22 +2,19 @@
 
 import os
 import pickle
-import signal
 
 import numpy as np
 import pytest
 import torch
 
 import ringmap
-from ringmap import ReplayBuffer, TransitionReplayBuffer
+from ringmap import ReplayBuffer
 from ringmap.errors import EnvironmentFault, InputError
 from ringmap.samplers import Linear, MixtureSampler, PrioritizedSampler, UniformSampler
 from ringmap.storage.disk.files import Disk
 from ringmap.storage.sidecars import Home
-from ringmap.storage.sidecars import priorities as priorities_module
 from ringmap.storage.sidecars.priorities import Leaves, PriorityFile
 from tests.disks import FullDisk, Through
-from tests.unit.buffers.processes import Child
 from tests.unit.clips.samplers import chi_squared
 
 
@@ -179,14 +176,6 @@ def test_a_mixture_hands_priorities_on_to_a_part_that_drew_nothing_yet():
     assert inner.probabilities([9]) == pytest.approx(9 / 45, rel=1e-5)
 
 
-def test_a_mixture_weighs_all_alike():
-    buf = TransitionReplayBuffer(
-        100, (2,), device=None, sampler=MixtureSampler([(UniformSampler(0), 3), (PrioritizedSampler(rng=0), 1)], rng=0)
-    )
-    buf.add(np.zeros((10, 2)), np.zeros(10), np.zeros(10), np.ones((10, 2)), np.zeros(10))
-    assert buf.sample(8)["weights"].tolist() == [1.0] * 8
-
-
 def test_without_priorities_there_is_nothing_to_update():
     buf = ReplayBuffer(100)
     with pytest.raises(InputError, match="does not draw by priority"):
@@ -272,34 +261,6 @@ def test_one_sampler_serves_one_buffer():
 
 
 # -- what survives -------------------------------------------------------------------------------
-
-
-def test_kill_9_keeps_priorities_as_of_the_last_update(tmp_path):
-    def write(child):
-        sampler = PrioritizedSampler(rng=0)
-        buf = ReplayBuffer(300, sampler=sampler, path=tmp_path / "buf", sync_every_s=0)
-        rng = np.random.default_rng(7)
-        for turn in range(40):
-            buf.write_episode({"id": turn * 1000 + np.arange(20)})
-            buf.sample(64)
-            buf.update_priorities(sampler.ids, rng.random(64) * 9)
-            if turn == 30:
-                buf.flush()
-        child.say((sampler._tree.leaves, sampler._leaves.highest))
-        child.hear()
-
-    child = Child(write)
-    expected, highest = child.hear()
-    child.kill()
-    sampler = PrioritizedSampler(rng=1)
-    buf = ReplayBuffer(300, sampler=sampler, path=tmp_path / "buf", sync_every_s=0)
-    assert ringmap.check(tmp_path / "buf") == []
-    assert buf.state_dict()["step"] == 39  # as of the last commit: the draw after it is drawn again
-    buf.sample(1)
-    np.testing.assert_array_equal(sampler._tree.leaves, expected)
-    assert sampler._leaves.highest == highest
-    assert buf.check() == []
-    buf.close()
 
 
 def test_a_full_log_is_written_out_and_goes_on(tmp_path):
@@ -524,39 +485,3 @@ def test_a_foreign_file_is_removed(tmp_path):
     assert "of another buffer" in str(ringmap.check(tmp_path / "buf")[0])
     ringmap.repair(tmp_path / "buf", dry_run=False)
     assert not (tmp_path / "buf/priorities.bin").exists()
-
-
-def storm(path, ready):
-    """Update until killed: clip n has priority k of the newest of its updates, which `ready` has once it returned."""
-    priorities_module._LOG_LEAST = 1024
-    buf, sampler = made([50], path=path, alpha=1.0)
-    buf.sample(1)
-    for number in range(1, 1 << 20):
-        buf.update_priorities(np.array([number % 50]), np.array([float(number)]))
-        os.pwrite(ready, number.to_bytes(8, "little"), 0)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_kill_while_leaves_are_written_loses_no_update(tmp_path, seed, monkeypatch):
-    """The log is so small that it is full again and again."""
-    monkeypatch.setattr(priorities_module, "_LOG_LEAST", 1024)
-    ready = os.open(tmp_path / "ready", os.O_RDWR | os.O_CREAT)
-    os.pwrite(ready, bytes(8), 0)
-    pid = os.fork()
-    if not pid:
-        storm(tmp_path / "buf", ready)
-        os._exit(1)
-    least = 300 + 211 * seed
-    while int.from_bytes(os.pread(ready, 8, 0), "little") < least:
-        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    newest = int.from_bytes(os.pread(ready, 8, 0), "little")
-    os.close(ready)
-    sampler = PrioritizedSampler(alpha=1.0, rng=0)
-    with ReplayBuffer(100, sampler=sampler, path=tmp_path / "buf", sync_every_s=0) as buf:
-        buf.sample(1)
-        found = sampler.kept_priorities().values[:50]
-    for clip in range(50):
-        expected = newest - (newest - clip) % 50
-        assert found[clip] in (expected, newest + 1), (clip, found[clip], newest)

@@ -1,211 +1,20 @@
-"""Sequences that run on into the next episode of their lane, against a plain model."""
+"""Sequences that run on into the next episode of their lane: what they say, refuse, and read of files.
+
+That they are right is asked by `tests/contract/test_reads.py`.
+"""
 
 import logging
-import pickle
-import random
 
 import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
-from ringmap.clips import sequences
-from ringmap.clips.bounds import Bounds
 from ringmap.data import ConcatDataset, MergeDataset, Sequences, load_dataset
 from ringmap.datasets.goal import GoalDataset
 from ringmap.errors import InputError, NoClipsError
 from ringmap.samplers import EpisodeSampler, PrioritizedSampler
 from ringmap.storage.read import recovery
 from ringmap.storage.records import table
-from ringmap.storage.ring.links import WholeEpisodes
-from tests.tiers import few
-
-
-def step_of(lane, episode, step):
-    return {"lane": lane, "episode": episode, "step": step}
-
-
-class Script:
-    """Random episodes, in parts on some lanes and whole, and what is stored of them."""
-
-    def __init__(self, buf, seed, whole_only=False):
-        self.buf, self.rng = buf, random.Random(seed)
-        self.whole_only = whole_only
-        self.open = {}
-        self.episodes = []  # [lane, number, rows of (position, step), ended, terminated]
-        self.number = 0
-
-    def turn(self):
-        rng = self.rng
-        lane = rng.randrange(-1, 3)
-        if lane < 0 or self.whole_only:
-            length, ends = rng.randint(1, 7), rng.random() < 0.5
-            start, number = self.head, self.count()
-            terminated = [False] * (length - 1) + [ends]
-            rows = {
-                "lane": [-1] * length,
-                "episode": [number] * length,
-                "step": [*range(length)],
-                "terminated": terminated,
-            }
-            self.buf.write_episode({n: [np.array(v) for v in values] for n, values in rows.items()})
-            rows = [(start + t, t) for t in range(length)]
-            self.episodes.append([-1, number, rows, True, ends])
-            return
-        if lane not in self.open:
-            self.open[lane] = [
-                self.buf.begin_episode(commit_every=3, lane=lane),
-                self.count(),
-                0,
-                None,
-                0,
-            ]
-        episode = self.open[lane]
-        stream, number, step, mine, first = episode
-        ends, flag = rng.random() < 0.3, rng.random() < 0.5
-        for _ in range(rng.randint(1, 5)):
-            head = self.head
-            row = {"lane": lane, "episode": number, "step": step, "terminated": False}
-            stream.append({n: np.array(v) for n, v in row.items()})
-            step += 1
-            mine = self.note(mine, lane, number, head, first, step)
-            first = step if self.head > head else first
-        if ends:
-            head = self.head
-            stream.finish(flag)
-            mine = self.note(mine, lane, number, head, first, step)
-            if mine is not None:
-                mine[3] = True
-            del self.open[lane]
-            return
-        episode[2:] = step, mine, first
-
-    def note(self, mine, lane, number, head, first, step):
-        count = self.head - head
-        if count:
-            if mine is None:
-                mine = [lane, number, [], False, False]
-                self.episodes.append(mine)
-            mine[2] += [(head + t, first + t) for t in range(count)]
-        return mine
-
-    def count(self):
-        self.number += 1
-        return self.number
-
-    @property
-    def head(self):
-        return int(self.buf.engine.source.head)
-
-    def sequences(self, length):
-        """Return anchor -> (episode, step, is_first, is_last, step_id) of each step."""
-        tail = int(self.buf.engine.source.tail)
-        runs = {}
-        for lane, number, rows, ended, _ in sorted(self.episodes, key=lambda e: e[2][0][0] if e[2] else 0):
-            live = [(p, t) for p, t in rows if p >= tail]
-            if not live:
-                continue
-            run = runs.setdefault(lane, [[]])[-1]
-            last = rows[-1][1]
-            run += [(p, number, t, t == 0 or (bool(run) and p == live[0][0]), ended and t == last) for p, t in live]
-            if not ended:
-                runs[lane].append([])
-        found = {}
-        for run in (run for lane in runs.values() for run in lane):
-            for at in range(len(run) - length + 1):
-                found[run[at][0]] = [(*entry[1:], entry[0]) for entry in run[at : at + length]]
-        return found
-
-
-def proves(batch, i, expected):
-    names = "episode", "step", "is_first", "is_last", "step_id"
-    flags = [batch[name][i].tolist() for name in names]
-    assert list(zip(*flags, strict=True)) == expected, (flags, expected)
-    ends = batch["is_last"][i] & batch["terminated"][i]
-    assert batch["is_terminal"][i].tolist() == ends.tolist()
-
-
-def look(buf, script, length, rng):
-    expected = script.sequences(length)
-    window = Sequences(length, across=True)
-    if not expected:
-        with pytest.raises(NoClipsError):
-            buf.sample(4, window=window)
-        if buf.num_episodes:
-            assert len(buf.view(window=window)) == 0
-        return 0
-    batch = buf.sample(24, window=window)
-    for i, anchor in enumerate(batch.ids.tolist()):
-        proves(batch, i, expected[anchor])
-    view = buf.view(window=window)
-    assert len(view) == len(expected)
-    positions = view.positions(np.arange(len(view)))
-    assert sorted(positions.tolist()) == sorted(expected)
-    ids = [rng.randrange(len(view)) for _ in range(12)]
-    found = view[ids]
-    for i, number in enumerate(ids):
-        proves(found, i, expected[int(positions[number])])
-    episodes = view.clip_indices
-    episode, step = episodes[ids[0]]
-    assert view.positions(np.array([ids[0]]))[0] == positions[ids[0]]
-    assert view.load_episode(episode)["step"][step] == expected[int(positions[ids[0]])][0][1]
-    assert buf.engine.reader.index.check() == []
-    return sum(any(e[2] for e in entry[1:]) for entry in expected.values())
-
-
-@pytest.mark.parametrize("whole_only", [False, True], ids=["lanes", "no lanes"])
-@pytest.mark.parametrize("on_disk", few([True, False]), ids=["disk", "RAM"])
-def test_against_a_model(tmp_path, whole_only, on_disk):
-    crossed = 0
-    for seed in range(6):
-        path = tmp_path / f"{seed}" if on_disk else None
-        buf = ReplayBuffer(40, path=path, spare_rows=12, seed=seed)
-        script, rng = Script(buf, seed, whole_only), random.Random(seed)
-        for turn in range(60):
-            script.turn()
-            if turn % 4 == 0:
-                crossed += look(buf, script, rng.choice([1, 2, 5, 9]), rng)
-        if on_disk:
-            with ReplayBuffer.open(path) as reader:
-                look(reader, script, 6, rng)
-            buf.close()
-        else:
-            look(pickle.loads(pickle.dumps(buf)), script, 6, rng)
-    assert crossed > 300
-
-
-def test_controls(monkeypatch):
-    """Runs that go on after an open episode, or mix lanes, or flags of the run alone, are found."""
-    real = WholeEpisodes.by_lane
-
-    def without(name, value):
-        def by_lane(self):
-            kept = getattr(self, name)
-            setattr(self, name, value(kept))
-            try:
-                return real(self)
-            finally:
-                setattr(self, name, kept)
-
-        return by_lane
-
-    plants = [
-        (WholeEpisodes, "by_lane", without("is_open", np.zeros_like)),
-        (WholeEpisodes, "by_lane", without("lanes", np.zeros_like)),
-        (WholeEpisodes, "are_begins", lambda self, places: np.isin(places, self.places)),
-        (Bounds, "positions", lambda self, places: places),
-        (sequences.Sequences, "across", property(lambda self: False, lambda self, value: None)),
-    ]
-    for where, name, plant in plants:
-        with monkeypatch.context() as patch:
-            patch.setattr(where, name, plant, raising=False)
-            with pytest.raises((AssertionError, KeyError)):
-                for seed in range(6):
-                    buf = ReplayBuffer(40, spare_rows=12, seed=seed)
-                    script = Script(buf, seed)
-                    for turn in range(60):
-                        script.turn()
-                        if turn % 4 == 0:
-                            look(buf, script, 5, random.Random(seed))
 
 
 def episodes(count=6):
@@ -279,58 +88,6 @@ def test_it_is_said_once_and_not_where_lanes_are_known(caplog):
     assert not caplog.text
 
 
-@pytest.mark.parametrize("kind", [EpisodeSampler, PrioritizedSampler])
-def test_samplers(kind):
-    sampler = kind(rng=0) if kind is EpisodeSampler else kind()
-    buf = ReplayBuffer(40, spare_rows=12, sampler=sampler)
-    script = Script(buf, 3)
-    for turn in range(60):
-        script.turn()
-        expected = script.sequences(5)
-        if expected and turn % 5 == 0:
-            batch = buf.sample(16, window=Sequences(5, across=True))
-            for i, anchor in enumerate(batch.ids.tolist()):
-                proves(batch, i, expected[anchor])
-            if kind is PrioritizedSampler:
-                sampler.update_priorities(batch.ids, np.random.default_rng(turn).random(16) + 0.1)
-
-
-def test_a_view_keeps_its_sequences_while_its_lanes_go_on(tmp_path):
-    for on_disk in (False, True):
-        buf = ReplayBuffer(60, path=tmp_path / "buf" if on_disk else None, spare_rows=12, seed=0)
-        script = Script(buf, 5)
-        for _ in range(25):
-            script.turn()
-        view = buf.view(window=Sequences(4, across=True))
-        before = script.sequences(4)
-        if on_disk:
-            view = pickle.loads(pickle.dumps(view))  # as in the worker of a DataLoader
-        positions, redrawn = view.positions(np.arange(len(view))).tolist(), 0
-        for _ in range(12):
-            for _ in range(3):
-                script.turn()
-            if on_disk:
-                buf.flush()
-                view.engine.refresh()
-            now = script.sequences(4)
-            left = {before[p][0][:2]: before[p] for p in positions if p in now}
-            if not left:
-                with pytest.raises(NoClipsError, match="evicted since"):
-                    view[list(range(len(view)))]
-                break
-            batch = view[list(range(len(view)))]
-            for i, position in enumerate(positions):
-                if position in now:
-                    proves(batch, i, before[position])
-                else:
-                    redrawn += 1
-                    number, step = int(batch["episode"][i][0]), int(batch["step"][i][0])
-                    proves(batch, i, left[number, step])
-        else:
-            pytest.fail("it was never empty")
-        assert redrawn > 20
-
-
 def test_bad_input():
     buf = ReplayBuffer(100, seed=0)
     buf.write_episodes(episodes())
@@ -354,9 +111,9 @@ def test_bad_input():
         buf.sample(4, window=Sequences(500, across=True))
 
 
-def mixed(path):
+def mixed(path, sampler=None):
     """Return the writer of a buffer with whole episodes between the parts of two lanes."""
-    buf = ReplayBuffer(100, path=path, seed=0)
+    buf = ReplayBuffer(100, path=path, sampler=sampler, seed=0)
     ones = [buf.begin_episode(commit_every=2, lane=lane) for lane in (1, 0)]
     for t in range(6):
         for lane, one in enumerate(ones):
@@ -386,6 +143,16 @@ def test_every_handle_knows_the_lanes_and_numbers_items_alike(tmp_path):
     with ReplayBuffer.open(tmp_path / "buf", "r+") as again:
         assert look_at(again) == expected
         again.close()
+
+
+@pytest.mark.parametrize("sampler", [EpisodeSampler(rng=0), PrioritizedSampler()])
+def test_samplers(sampler):
+    buf, window = mixed(None, sampler), Sequences(4, across=True)
+    view = buf.view(window=window)
+    expected = {item["step_id"][0]: item["step_id"].tolist() for item in view}
+    batch = buf.sample(32, window=window)
+    assert batch["step_id"].tolist() == [expected[anchor] for anchor in batch.ids.tolist()]
+    assert any(row[3] - row[0] > 3 for row in batch["step_id"].tolist())
 
 
 def test_control_lanes_without_a_sign(tmp_path, monkeypatch):

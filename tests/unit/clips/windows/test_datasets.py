@@ -1,13 +1,11 @@
 """Windows over datasets: every format, and what is made of several, against the plain model."""
 
 import logging
-import pickle
 
 import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
-from ringmap.clips import cut as cut_module
 from ringmap.data import (
     ConcatDataset,
     GoalDataset,
@@ -29,14 +27,7 @@ from ringmap.testing import ComputedTests
 from tests.tiers import few
 from tests.unit.clips.windows import model
 from tests.unit.clips.windows.test_property import (
-    blank_action,
-    inverted,
-    one_after,
-    one_before,
-    one_early,
-    one_late,
     random_request,
-    slipped_reward,
 )
 
 FORMATS = {
@@ -201,22 +192,6 @@ def test_windows_over_joined_datasets_are_those_of_the_plain_loop(home, kind):
     kept = episodes_of(5)
     opened = joined(kind, home, kept)
     assert sum(check_case(opened, kept, n) for n in range(40)) > 100
-
-
-@pytest.mark.parametrize("fault", [one_early, one_late, one_before, one_after, inverted, slipped_reward, blank_action])
-def test_control_a_planted_fault_is_found(home, monkeypatch, fault):
-    """An end that is off by one, an inverted mask, a blank that counts as a value: over a file, too."""
-    kept = episodes_of(3)
-    opened = joined("goal", home, kept)
-    right = cut_module.clamp
-    monkeypatch.setattr(
-        cut_module,
-        "clamp",
-        lambda wanted, starts, lengths, first=0, last=0: fault(right, wanted, starts, lengths, first, last),
-    )
-    with pytest.raises((AssertionError, IndexError)):
-        for number in range(30):
-            check_case(opened, kept, number)
 
 
 # -- computed columns ---------------------------------------------------------------------------
@@ -394,34 +369,6 @@ def test_joined_views_agree_on_their_anchors(tmp_path):
     other = load_dataset(tmp_path / "a.h5", window={"where": Window([-1, 0])})
     with pytest.raises(InputError, match="other anchors than dataset 0"):
         ConcatDataset([one, other])
-
-
-@pytest.mark.parametrize("method", [None, "fork", "forkserver"])
-def test_a_pass_of_a_loader_meets_every_anchor_once(tmp_path, method):
-    from torch.utils.data import DataLoader
-
-    kept = episodes_of(2)
-    written(tmp_path / "a.h5", "hdf5", kept)
-    window = {"where": Window(range(-2, 2), pad="edge"), "left": TimeToEnd(), "sum": NStep(2)}
-    dataset = load_dataset(tmp_path / "a.h5", window=window, reward_at="same")
-    loader = DataLoader(dataset, 16, shuffle=True, num_workers=2 if method else 0, multiprocessing_context=method)
-    seen = []
-    for batch in loader:
-        assert batch["where"].shape[1:] == (4, 2)
-        assert batch["where_is_pad"].shape[1:] == (4,)
-        for rows, mask, left in zip(batch["where"], batch["where_is_pad"], batch["left"], strict=True):
-            ep, t = rows[2].tolist()
-            assert left == len(kept[ep]["where"]) - 1 - t
-            assert mask.tolist() == [not 0 <= t + o <= t + left for o in range(-2, 2)]
-            seen.append((ep, t))
-    assert sorted(seen) == [(ep, t) for ep, e in enumerate(kept) for t in range(len(e["where"]))]
-
-
-def test_a_view_travels(tmp_path):
-    written(tmp_path / "a.h5", "hdf5", episodes_of(2))
-    view = load_dataset(tmp_path / "a.h5", window={"where": Window([0, 1], pad="edge")})
-    again = pickle.loads(pickle.dumps(view))
-    assert again[4]["where"].tolist() == view[4]["where"].tolist()
 
 
 def test_a_buffer_on_disk_says_where_its_rewards_stand(tmp_path):

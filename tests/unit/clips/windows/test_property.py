@@ -1,9 +1,5 @@
 """Random windows over random rings, against a plain Python model."""
 
-import contextlib
-import itertools
-import threading
-
 import numpy as np
 import pytest
 
@@ -113,53 +109,6 @@ def test_ten_thousand_random_windows(home, storage, part):
     cases = {"ram": 800}.get(storage, 100)
     first = 1000 + cases * part
     assert sum(check_case(n, home, storage) for n in range(first, first + cases)) > 20 * cases
-
-
-def prove(batch, offsets):
-    """Check padded rows of a live ring against themselves: each row lies in the anchor's episode, at its offset or
-    clamped."""
-    where, mask = batch["where"], batch["where_is_pad"]
-    anchor = where[:, offsets.index(0)]
-    assert (where[:, :, 0] == anchor[:, None, 0]).all(), "a row of another episode"
-    wanted = anchor[:, 1, None] + np.array(offsets)
-    length = batch["length"][:, None]
-    np.testing.assert_array_equal(where[:, :, 1], np.clip(wanted, 0, length - 1))
-    np.testing.assert_array_equal(mask, (wanted < 0) | (wanted >= length))
-
-
-@pytest.mark.parametrize("storage", ["memmap", "zarr"])
-def test_a_live_reader_under_a_writer(home, storage):
-    """While a writer laps the ring, no window reaches into another episode, and each mask is right."""
-    writer = ReplayBuffer(120, path=home / "ring", storage=storage, spare_rows=20, seed=0)
-    numbers = itertools.count()
-
-    def write():
-        number = next(numbers)
-        length = 3 + number % 11
-        where = np.stack([np.full(length, number), np.arange(length)], 1)
-        writer.write_episode({"where": where, "length": np.full(length, length)})
-
-    for _ in range(30):
-        write()
-    reader = ReplayBuffer.open(home / "ring", seed=1)
-    offsets = list(range(-3, 4))
-    window = {"where": Window(offsets, pad="edge")}
-    view = reader.view(window=window)
-    stop = threading.Event()
-    thread = threading.Thread(target=lambda: [write() for _ in iter(stop.is_set, True)])
-    thread.start()
-    try:
-        for _ in range(150):
-            prove(reader.sample(32, window=window), offsets)
-            with contextlib.suppress(NoClipsError):  # the writer evicts all of the view, sooner or later
-                prove(view.sample(8), offsets)
-                prove(view[[0, len(view) - 1]], offsets)
-    finally:
-        stop.set()
-        thread.join()
-    assert reader.num_redraws > 0
-    reader.close()
-    writer.close()
 
 
 # -- controls: each planted fault is found ------------------------------------------------------

@@ -7,14 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
-import ringmap
 from ringmap import ReplayBuffer
 from ringmap.clips.facts import Facts
-from ringmap.data import Index, Sequences, Window
-from ringmap.errors import ClipIndexError, InputError, NoClipsError
+from ringmap.data import Window
+from ringmap.errors import InputError, NoClipsError
 from ringmap.samplers import (
     EpisodeSampler,
     MixtureSampler,
@@ -107,23 +104,6 @@ def test_steps_before_the_first_anchor_have_a_priority():
     assert buf.sample(400)["x"].min() < 10
 
 
-@pytest.mark.parametrize(("context", "storage"), [("fork", "ram"), ("forkserver", "memmap")])
-def test_a_loader_meets_every_anchor_once(home, context, storage):
-    """Workers gather windows with masks into shared slots; nothing is missed or twice."""
-    options = {} if storage == "ram" else {"path": home / "ring"}
-    buf = filled(**options)
-    view = buf.view(window=WINDOW)
-    loader = DataLoader(view, batch_size=7, num_workers=2, multiprocessing_context=context)
-    met = []
-    for batch in loader:
-        assert batch["flag_is_pad"].dtype == torch.bool
-        prove(batch)
-        met += [tuple(row) for row in batch["where"][:, 2].tolist()]
-    assert sorted(met) == sorted(set(met))
-    assert len(met) == len(view)
-    buf.close()
-
-
 def test_out_is_filled():
     """Columns and masks go into arrays of the caller's."""
     buf = filled()
@@ -134,20 +114,6 @@ def test_out_is_filled():
     prove(again)
     with pytest.raises(InputError, match="out has a column 'other'"):
         buf.sample(8, window=WINDOW, out={"other": np.empty(3)})
-
-
-def test_an_earlier_batch_with_computed_columns_is_filled():
-    """Its stored columns are filled; what is computed comes in new arrays."""
-    buf = filled()
-    window = {**WINDOW, "at": Index(), "twice": lambda batch: batch["where"] * 2}
-    first = buf.sample(8, window=window)
-    again = buf.sample(8, window=window, out=first)
-    assert again["where"] is first["where"]
-    assert (again["twice"] == again["where"] * 2).all()
-    assert (again["at_step"] == again["where"][:, 2, 1]).all()
-    flags = buf.sample(8, window=Sequences(2))
-    flags = buf.sample(8, window=Sequences(2), out=flags)
-    assert (flags["is_first"] == (flags["where"][..., 1] == 0)).all()
 
 
 def test_columns_of_plain_clips():
@@ -215,33 +181,6 @@ def test_padding_comes_as_it_was_given(dtype, pad, wanted):
     assert value == wanted or (value != value and wanted != wanted)
 
 
-def test_a_predicate_over_episode_data():
-    buf = ReplayBuffer(200, seed=0)
-    for number in range(6):
-        buf.write_episode({"x": np.full(5, number), "_episode_data": {"good": number % 2}})
-    view = buf.view(window={"x": Window([0, 1])}, where=lambda data: data["good"])
-    assert sorted({int(view[i]["x"][0]) for i in range(len(view))}) == [1, 3, 5]
-    assert len(view) == 12
-
-
-def test_a_view_outlives_its_episodes():
-    """An item that was evicted is drawn from what is stored now; a draw leaves it out."""
-    buf = filled(max_steps=100)
-    view = buf.view(window=WINDOW)
-    for number in range(100, 110):
-        buf.write_episode(model.episode(number, 2 + number % 9))
-    before = buf.num_redraws
-    prove(view[[0, 1]])
-    assert buf.num_redraws == before + 2
-    left = view.num_valid_ends()
-    assert left < len(view)
-    prove(view.sample(32))
-    for number in range(110, 140):
-        buf.write_episode(model.episode(number, 2 + number % 9))
-    with pytest.raises(NoClipsError):
-        view.sample(2)
-
-
 def test_equal_windows_are_equal_in_every_process():
     """The hash that is kept in a window does not travel: texts hash otherwise in another process."""
     window = Window(range(3), pad="edge")
@@ -282,22 +221,6 @@ def test_a_place_that_is_assigned_is_stored_at_once(home):
     with pytest.raises(InputError, match="here: it writes rewards at reward_at='same'"):
         buf.expect_facts(Facts("same"), "here")
     buf.close()
-
-
-def test_worlds_and_wrappers_say_where_rewards_stand():
-    import gymnasium
-
-    from ringmap.recording import ReplayBufferCollectionWrapper
-
-    buf = ReplayBuffer(1000, seed=0)
-    env = ReplayBufferCollectionWrapper(gymnasium.make("CartPole-v1"), buf)
-    env.reset(seed=0)
-    while not any(env.step(env.action_space.sample())[2:4]):
-        pass
-    env.close()
-    assert buf.reward_at == "next"
-    view = buf.view(window={"r": ringmap.data.ReturnToGo()})
-    assert view[0]["r"] == buf.lengths[0] - 1, "a reward of 1 for each step after the first row"
 
 
 # -- short episodes -----------------------------------------------------------------------------
@@ -395,9 +318,3 @@ def test_nothing_is_stored_yet():
         ReplayBuffer(10).sample(2, window=WINDOW)
     with pytest.raises(NoClipsError, match="nothing is stored yet"):
         ReplayBuffer(10).view(window=WINDOW)
-
-
-def test_ids_of_a_view_are_checked():
-    view = filled().view(window=WINDOW)
-    with pytest.raises(ClipIndexError, match="out of range"):
-        view[[len(view)]]
