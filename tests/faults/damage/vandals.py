@@ -247,6 +247,7 @@ STRAY = "not part of a buffer"
 VERSION = b'"version": 3'
 
 DAMAGES = {
+    "a pipe for a segment": (replaced(SEGMENT, os.mkfifo), SEGMENT, "is a pipe, expected a regular file", [9]),
     # manifest
     "manifest missing": (removed(MANIFEST), MANIFEST, "missing", []),
     "manifest a folder": (replaced(MANIFEST, os.mkdir), MANIFEST, "missing", []),
@@ -295,6 +296,8 @@ DAMAGES = {
     "slot 0 torn": (flipped(STATE, 30), STATE, "slot 0 is torn or damaged", []),
     "slot 1 torn": (flipped(STATE, 4096 + 87), STATE, "slot 1 is torn or damaged", []),
     "slots exchanged": (rewritten(STATE, lambda data: data[4096:] + data[:4096]), STATE, "neither", []),
+    "a pipe for the state": (replaced(STATE, os.mkfifo), STATE, "is a pipe, expected a regular file", []),
+    "a pipe for a column": (replaced(PIXELS, os.mkfifo), PIXELS, "is a pipe, expected a regular file", ALL),
     "state disagrees": (
         lambda v: v.write_states({"tail": v.newest_state().tail - 1}),
         *(STATE, "disagrees with record 14", []),
@@ -317,7 +320,6 @@ DAMAGES = {
     "data missing": (removed("data"), "data", "folder is missing", ALL),
     "open missing": (removed("open"), "open", "folder is missing", []),
     "a link to a segment": (linked(SEGMENT), SEGMENT, "is a symbolic link, expected a regular file", [9]),
-    "a pipe for a segment": (replaced(SEGMENT, os.mkfifo), SEGMENT, "is a pipe, expected a regular file", [9]),
     # what is not ours
     "a file": (stray("notes.txt"), "notes.txt", STRAY, LEFT),
     "a folder": (lambda v: (v.folder / "backup").mkdir(), "backup", STRAY, LEFT),
