@@ -402,7 +402,7 @@ class ReplayBuffer(Sampled):
                 when it is evicted.
             sync: at durability "power", whether the episode is durable when this returns. False: it survives a kill of
                 the process at once, and a power cut from the next `flush` on, or the next episode that is synced; so
-                several episodes cost one sync.
+                several episodes cost one sync. A power cut before that may lose it, and the episodes that it evicted.
 
         Raises:
             InputError: a scalar column, unequal lengths, a schema mismatch, a value that does not fit,
@@ -508,8 +508,8 @@ class ReplayBuffer(Sampled):
         return copy.deepcopy(self.engine.source.carried.get("notes", {}))
 
     def write_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
-        """Store episodes as they arrive, as `write_episode` does. At durability "power" one sync makes all of them
-        durable.
+        """Store episodes as they arrive, as `write_episode(sync=False)` does. At durability "power" one sync, the last
+        step, makes all of them durable.
 
         Short episodes in a list or a tuple share their writes, as with `write_joined`.
         """
