@@ -37,3 +37,14 @@ def test_a_picture_of_another_size_is_refused(tmp_path, size, steps, side):
     Image.new("RGB", size).save(tmp_path / "made/x/ep_0_step_1.png")
     with pytest.raises(CorruptError, match=r"ep_0_step_1\.png"):
         load_dataset(tmp_path / "made").load_episode(0)
+
+
+@pytest.mark.parametrize("forged", [[-2, 5], [2.0, 3.0], [[2, 3]], [1 << 40, 3]])
+@pytest.mark.parametrize("file", ["ep_len.npz", "ep_offset.npz"])
+def test_forged_places_of_episodes_are_refused(tmp_path, file, forged):
+    with get_format("folder").open_writer(tmp_path) as writer:
+        writer.write_episodes([{"x": np.arange(2.0)}, {"x": np.arange(3.0)}])
+    assert load_dataset(tmp_path).lengths.tolist() == [2, 3]
+    np.savez(tmp_path / file, np.array(forged))
+    with pytest.raises(CorruptError, match=r"expected \(E,\) integers|do not describe episodes"):
+        load_dataset(tmp_path)

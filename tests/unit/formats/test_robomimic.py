@@ -110,6 +110,19 @@ def test_episode_data_are_no_count_of_steps(tmp_path):
         buf.dump(tmp_path / "set.h5", format="robomimic")
 
 
+def test_without_flags_the_last_step_is_done(tmp_path):
+    buf = ReplayBuffer(100, reward_at="next")
+    for rows in (2, 5):
+        steps = np.arange(float(rows))
+        buf.write_episode({"obs": steps, "action": steps, "reward": steps})
+    buf.dump(tmp_path / "set.h5", format="robomimic")
+    with h5py.File(tmp_path / "set.h5") as file:
+        assert [file[f"data/demo_{n}/dones"][:].tolist() for n in (0, 1)] == [[1], [0, 0, 0, 1]]
+    buf.write_episode({name: [0.0] for name in ("obs", "action", "reward")})
+    with pytest.raises(InputError, match="one row has no step"):
+        buf.dump(tmp_path / "other.h5", format="robomimic")
+
+
 def test_what_has_another_length_is_data_of_the_demo(tmp_path):
     """As `initial_state` of Isaac Lab, of one row, and the source demos of MimicGen; also where a demo has as many
     samples."""
