@@ -256,9 +256,7 @@ class D4RL(BuiltIn):
     @classmethod
     def open_reader(cls, path: str | os.PathLike[str], **options: Any) -> Any:
         """Return the dataset at a path; the options are those of `D4RLDataset`."""
-        from ringmap.formats.d4rl import D4RLDataset
-
-        return D4RLDataset(path, **options)
+        return named("ringmap.formats.d4rl:D4RLDataset")(path, **options)
 
 
 class Ringmap(BuiltIn):
@@ -310,9 +308,7 @@ class LeRobot(BuiltIn):
     def copier(cls, parts: Sequence[Any], fps: Fraction | None, options: Mapping[str, Any]) -> Any:
         """Return what reads episodes with their pictures as they are stored, if all parts are LeRobot sets; see
         `Format.copier`."""
-        from ringmap.formats.lerobot.writer import copier
-
-        return copier(parts, fps, options)
+        return named("ringmap.formats.lerobot.writer:copier")(parts, fps, options)
 
 
 class Minari(BuiltIn):
@@ -366,9 +362,7 @@ class Rlds(BuiltIn):
     @classmethod
     def open_stream(cls, path: str | os.PathLike[str]) -> Any:
         """Return the episodes, which are read in order."""
-        from ringmap.formats.rlds import RldsEpisodes
-
-        return RldsEpisodes(path)
+        return named("ringmap.formats.rlds:RldsEpisodes")(path)
 
 
 class Npz(BuiltIn):
