@@ -24,7 +24,7 @@ from ringmap.clips.items import Computed
 from ringmap.clips.samplers.episodes import EpisodeSampler
 from ringmap.clips.samplers.prioritized import PrioritizedSampler
 from ringmap.clips.window import Window
-from ringmap.data import ShardedReplayBuffer, convert, load_dataset
+from ringmap.data import ReturnToGo, Sequences, ShardedReplayBuffer, convert, load_dataset
 from ringmap.errors import ClipIndexError, CorruptError, InputError, NoClipsError, RoleError
 from ringmap.storage.columns.memmap import MemmapColumn
 from ringmap.storage.disk.checksums import framed
@@ -114,6 +114,20 @@ def test_an_episode_in_parts_counts_as_one():
     buf.write_episode({name: np.array([row(1, s)[name] for s in range(5)]) for name in SCHEMA})
     seen = [number for _ in range(400) for number, _ in prove(buf.sample(1))]
     assert 120 < seen.count(1) < 280
+
+
+def test_a_copy_in_ram_keeps_how_episodes_ended():
+    """One whose last part was committed before, one that is still open."""
+    buf = make()
+    recorded(buf, 0, 10).finish(terminated=True, episode_data={"seed": 3})
+    open_one = recorded(buf, 1, 10)
+    for one in (buf, pickle.loads(pickle.dumps(buf))):
+        assert one.get_episode_data() == {"seed": [3, None]}
+        assert one.engine.owned.live.whole.is_open.tolist() == [False, True]
+        assert one.view(window=Sequences(10))[0]["is_last"].tolist() == [False] * 9 + [True]
+        with pytest.raises(InputError, match="has not ended, so the sum"):
+            one.sample(40, window={"return": ReturnToGo()})
+    open_one.abandon()
 
 
 def test_a_dump_holds_one_episode(tmp_path):

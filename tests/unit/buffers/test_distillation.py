@@ -259,6 +259,7 @@ def test_versions(make):
     buf.start_round(policy_version=70)
     buf.add(*rows(1, 1))
     buf.add(*rows(2, 1), policy_version=71)
+    assert buf.policy_version == 70
     batch = buf.rows([0, 1, 2])
     assert batch["policy_version"].tolist() == [0, 70, 71]
     assert batch["round"].tolist() == [0, 1, 1]

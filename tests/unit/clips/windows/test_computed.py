@@ -117,7 +117,7 @@ def slow_reward(achieved, goal):
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("strategy", few(["future", "final", "episode"]))
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
 def test_hindsight_takes_goals_of_its_own_episode(place, strategy):
     """Every goal was achieved in the same episode, where the strategy says; its reward is that of the step after."""
     buf = ReplayBuffer(200, seed=0, reward_at=place)
