@@ -162,10 +162,10 @@ class BaseSampler(ABC):
         return None
 
     def load_small_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state that `small_state` returned.
+        """Continue from the state that `small_state` returned. A buffer calls it with the state of this class alone.
 
         Raises:
-            InputError: the state belongs to another sampler.
+            InputError: the sampler has no state.
         """
         raise InputError("load_state_dict: the state has that of a sampler; make the buffer with such a sampler first")
 
@@ -179,6 +179,7 @@ class BaseSampler(ABC):
         Raises:
             InputError: the state belongs to another sampler.
         """
+        check_state(self.given, state)
         self.load_small_state(state)
 
     def flush(self) -> None:  # noqa: B027

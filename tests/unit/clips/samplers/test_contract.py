@@ -162,6 +162,22 @@ def test_control_priorities():
         SamplerTests().test_takes_priorities_or_says_that_it_does_not(Boasting)
 
 
+def test_control_state_of_another():
+    """One that takes the state of another kind fails the suite; as a part of a mixture it is not given that state."""
+
+    class Careless(_Stateful):
+        def load_small_state(self, state):
+            self.rng.bit_generator.state = state["rng"]
+
+        load_state_dict = load_small_state
+
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        SamplerTests().test_refuses_the_state_of_another(Careless)
+    other = MixtureSampler([(_Stateful(), 1)], 3)
+    with pytest.raises(InputError, match="state is that of '_Stateful'"):
+        MixtureSampler([(Careless(), 1)], 3).load_state_dict(other.state_dict())
+
+
 def test_control_closed_for_good(tmp_path):
     """One that can't be used after `close` fails the suite."""
 
