@@ -22,6 +22,7 @@ from ringmap.formats.base import (
 )
 from ringmap.formats.catalog.convert import convert, merge
 from ringmap.formats.catalog.load import get_cache_dir, list_prefixes, load_dataset, register_dataset
+from ringmap.formats.common.source import EpisodeSource
 from ringmap.formats.common.writer import EpisodeWriter
 from ringmap.formats.registry import (
     FORMATS,
@@ -40,6 +41,7 @@ __all__ = [
     "ConcatDataset",
     "Dataset",
     "DistillationBuffer",
+    "EpisodeSource",
     "EpisodeWriter",
     "ExponentialBeta",
     "Format",

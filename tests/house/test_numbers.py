@@ -20,7 +20,7 @@ HOMES = ("ringmap", "ringmap.data", "ringmap.samplers", "ringmap.policy", "ringm
 NUMBER = re.compile(r"\b(int|float|bool|Seed)\b")
 A_FUNCTION = re.compile(r"^Callable")
 NOT_OURS = re.compile(
-    r"^(Format|Writer|EpisodeWriter|Sampler|BaseSampler|Computed|Dataset|BasePolicy)\.|\.(merge_col|show)$"
+    r"^(Format|Writer|EpisodeWriter|EpisodeSource|Sampler|BaseSampler|Computed|Dataset|BasePolicy)\.|\.(merge_col|show)$"
 )
 """What a user subclasses; what nothing of ours can do; what starts a server."""
 

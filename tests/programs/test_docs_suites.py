@@ -14,8 +14,12 @@ SUITES = {page: len(SUITE.findall((ROOT / page).read_text())) for page in PAGES}
 
 
 def outcome_of(source, folder):
-    """Run pytest on the Python of a page; return its exit status, and what it printed."""
-    (folder / "test_page.py").write_text(source)
+    """Run pytest on the Python of a page; return its exit status, and what it printed.
+
+    A worker that is not forked imports the page, and so runs it, in a folder of its own.
+    """
+    apart = f"import os, tempfile; os.chdir(tempfile.mkdtemp(dir={str(folder)!r}))\n"
+    (folder / "test_page.py").write_text(apart + source)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=.", "test_page.py"]
     found = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
     return found.returncode, found.stdout + found.stderr

@@ -56,8 +56,9 @@ class Format:
     appends: ClassVar[bool] = True
     """Whether a writer can add episodes to a dataset that is there. Where not, a writer's default mode is "error"."""
 
-    source: ClassVar[str] = ""
-    """The class of its `ringmap.datasets.stored.ColumnSource`, as `module:class`; "" where `open_reader` is its own."""
+    source: ClassVar[str | Callable[..., Any]] = ""
+    """The class of its `EpisodeSource`, or another `ColumnSource`, or where it stands, as `module:class`; "" where
+    `open_reader` is its own."""
 
     writer: ClassVar[str | Callable[..., Writer]] = ""
     """The class of its writers, or where it stands, as `module:class`; "" for a format that only reads."""
@@ -147,7 +148,7 @@ class Format:
         """
         if not cls.writer:
             raise UnsupportedError(f"format {cls.name!r} does not support writing (it is read-only); {_WHICH}")
-        kind = named(cls.writer) if isinstance(cls.writer, str) else cls.writer
+        kind = cls._named(cls.writer)
         known = list(inspect.signature(kind).parameters)[1:]
         for name in options:
             if name not in known:
@@ -162,7 +163,7 @@ class Format:
         from ringmap.datasets.stored import StoredDataset
 
         refuse_address(path)
-        made = named(cls.source)
+        made = cls._named(cls.source)
         its = [name for name in list(inspect.signature(made).parameters)[1:] if name in options]
         made = functools.partial(made, **{name: options.pop(name) for name in its}) if its else made
         source = open_source(cls.place(os.fspath(path)), made)
@@ -171,6 +172,10 @@ class Format:
         except BaseException:
             source.close()  # a file that is open is locked for its writer
             raise
+
+    @staticmethod
+    def _named(given: str | Callable[..., Any]) -> Callable[..., Any]:
+        return named(given) if isinstance(given, str) else given
 
     @classmethod
     def _has(cls, method: str) -> bool:

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from ringmap.buffers.replay import ReplayBuffer
 from ringmap.datasets.base import Dataset
 from ringmap.datasets.episode import stored_layout
 from ringmap.errors import ReplacedError
@@ -97,10 +98,17 @@ class FormatTests(DatasetTests):
     """What every format owes. Subclass it, set `name` and `suffix`, and whatever does not hold."""
 
     name: ClassVar[str]
+    """The name of the registered format."""
     suffix: ClassVar[str]
+    """The end of the path of a dataset, by which the format knows it; "" for none."""
     writer_options: ClassVar[dict[str, Any]] = {}
+    """Options of the writer."""
     values: ClassVar[dict[str, Array]] = VALUES
+    """A column of three steps for each kind of value that the format holds: a part of what a buffer can."""
     names: ClassVar[tuple[str, ...]] = NAMES
+    """Names that a column may have."""
+    keeps_facts: ClassVar[bool] = True
+    """Whether a dataset says its rate, and where its rewards stand, if its source did."""
     at_risk: ClassVar[int] = 0
     """How many of the newest episodes a kill may cost: 0, or the bound that the docs name."""
 
@@ -291,6 +299,22 @@ class FormatTests(DatasetTests):
             assert np.array_equal(got[name][3], value)
         assert got["goal"][0].dtype == np.float16
         assert dataset.get_episode_data(-1)["seed"] == [5]
+
+    def test_facts_and_origins(self, tmp_path: Path) -> None:
+        """A copy has the rate, where rewards stand and, with data of episodes, which episodes these are."""
+        buffer = ReplayBuffer(max_steps=20, fps=10, reward_at="same")
+        for episode in make_episodes((3, 4)):
+            buffer.write_episode(episode)
+        path = self.path(tmp_path)
+        buffer.dump(path, self.name, progress=False, **self.writer_options)
+        dataset = self.read(path)
+        if self.keeps_facts:
+            assert (dataset.fps, dataset.reward_at) == (10, "same")
+        if self.format.supports_episode_data:
+            assert not [name for name in dataset.episode_column_names if name.startswith("_")]
+            for got, given in zip(dataset.origins(), buffer.origins(), strict=True):
+                assert np.array_equal(got, given)
+        _close(dataset)
 
     # -- modes -------------------------------------------------------------------------------
 

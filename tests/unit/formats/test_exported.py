@@ -149,12 +149,14 @@ class TestBox(OtherOptions, FormatTests):
     name = "box"
     suffix = ".box"
     values: ClassVar = EXACT
+    keeps_facts = False
 
 
 class TestShelf(OtherOptions, FormatTests):
     name = "shelf"
     suffix = ".shelf"
     values: ClassVar = EXACT
+    keeps_facts = False
 
 
 def abandon(path, name, episodes):

@@ -148,7 +148,7 @@ class DirectorySource:
         raise NotImplementedError
 
     def _episode_data(self, handle: Any, episode: int) -> dict[str, Any]:
-        """As `episode_data`."""
+        """Return the data of one episode, name -> str, bytes, number, None or array, as they were written."""
         return {}
 
     def windows(self, columns: Sequence[str], starts: Array, length: int, stride: int = 1) -> dict[str, Array]:
@@ -376,17 +376,73 @@ class EpisodeCache:
 
 
 class EpisodeSource(DirectorySource):
-    """A source that loads whole episodes, and keeps those in use: a subclass supplies `_load`, and `_open_file`."""
+    """What a format reads: a source that loads whole episodes, and holds those in use, of at most 256 MiB, or one.
+
+    A subclass calls `describe` at the end of its `__init__`, and supplies `_load`; it may supply `_episode_data`. Its
+    attributes `fps`, a `Fraction`, and `reward_at`, "next" or "same", are None where they are not known.
+    The dataset over it turns pictures, makes tensors, cuts clips, and takes all options of `load_dataset`. It raises
+    ReplacedError where the path holds another folder or file than when it was opened, and CorruptError where a library
+    can't read the data.
+
+    Args:
+        path: the folder or file; `self.path` is a string.
+
+    Raises:
+        NotFoundError: there is none.
+
+    Processes and threads: it is pickled, for workers, so it keeps no open file. `_load` is called in any thread, one at
+    a time.
+
+    Example:
+        >>> from ringmap.data import EpisodeSource, Format
+        >>> class Stack(EpisodeSource):
+        ...     def __init__(self, path):
+        ...         super().__init__(path)
+        ...         episodes = np.load(path, mmap_mode="r")  # (episodes, T, ...)
+        ...         self.describe([episodes.shape[1]] * len(episodes), {"obs": episodes[0]})
+        ...     def _load(self, file, number, columns):
+        ...         return {"obs": np.load(self.path)[number]}
+        >>> class Stacks(Format):
+        ...     name, source = "stack", Stack
+        >>> np.save("two.npy", np.zeros((2, 30, 7)))
+        >>> Stacks.open_reader("two.npy", num_steps=4, output="numpy")[0]["obs"].shape
+        (4, 7)
+    """
 
     _units: Array | None = None
     """The first row of each unit that is loaded; None: of each episode."""
 
+    def describe(self, lengths: Sequence[int], columns: Any, episode_columns: Sequence[str] = ()) -> None:
+        """Say what there is.
+
+        Args:
+            lengths: steps of each episode.
+            columns: column -> `(shape of a step, dtype)`, `str` for text of any length; or one whole episode, column ->
+                array (T, ...); {} if there are no episodes. Columns of uint8 or uint16 of steps (H, W, C) with 1, 3 or
+                4 channels are pictures.
+            episode_columns: names of the data of episodes, those with `_` in front too.
+
+        Raises:
+            InputError: they are no columns.
+        """
+        self.lengths = np.asarray(lengths, np.int32)
+        self.offsets = offsets_of(self.lengths)
+        self.schema = Schema.parse(columns, type(self).__name__) if columns else Schema(())
+        self.episode_columns = list(episode_columns)
+
     def _open_file(self) -> Any:
-        """Return what is kept open, None for nothing."""
+        """Return what is kept open in a process, None for nothing."""
         return None
 
     def _load(self, file: Any, number: int, columns: Sequence[str]) -> dict[str, Array]:
-        """Return at least these columns of an episode, as far as it has them."""
+        """Return at least these columns of an episode, as far as it has them: column -> (T, ...), pictures (T, H, W,
+        C), never written to.
+
+        Args:
+            file: what `_open_file` returned: None, unless the class has its own.
+            number: of the episode.
+            columns: their names.
+        """
         raise NotImplementedError
 
     def _open(self) -> Any:

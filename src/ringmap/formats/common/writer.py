@@ -179,7 +179,7 @@ class EpisodeWriter:
         raise NotImplementedError(f"{type(self).__name__} must supply export")
 
     def extend(self, episodes: Iterable[Record], path: str) -> None:
-        """Add episodes to a dataset, in files or places that count by one change, the last.
+        """Add episodes to a dataset. One change, the last, such as a rename, makes each count, or all of them at once.
 
         After a kill in the middle, it is called again, with the episodes that do not count yet, and later ones.
         A dataset of a format without it is exported again as a whole, at the end of a block that appended to it.
