@@ -159,6 +159,16 @@ class TestShelf(OtherOptions, FormatTests):
     keeps_facts = False
 
 
+def test_control_forgotten_facts(tmp_path):
+    """A format that says it keeps the rate, and does not, fails the suite."""
+
+    class Forgetful(TestShelf):
+        keeps_facts = True
+
+    with pytest.raises(AssertionError):
+        Forgetful().test_facts_and_origins(tmp_path)
+
+
 def abandon(path, name, episodes):
     """Write in a child that never ends its block."""
     child = os.fork()
