@@ -380,9 +380,9 @@ class EpisodeSource(DirectorySource):
 
     A subclass calls `describe` at the end of its `__init__`, and supplies `_load`; it may supply `_episode_data`. Its
     attributes `fps`, a `Fraction`, and `reward_at`, "next" or "same", are None where they are not known.
-    The dataset over it turns pictures, makes tensors, cuts clips, and takes all options of `load_dataset`. A read raises
-    ReplacedError where the path holds another folder or file than when it was opened, and CorruptError for what a
-    library raises.
+    The dataset over it turns pictures, makes tensors, cuts clips, and takes all options of `load_dataset`. A read
+    raises ReplacedError where the path holds another folder or file than when it was opened, and CorruptError for what
+    a library raises.
 
     Args:
         path: the folder or file; `self.path` is a string.
