@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.clips.draws import integers
+from ringmap.clips.draws import Around, integers
 
 pytestmark = pytest.mark.usefixtures("guided")
 
@@ -51,3 +51,10 @@ def test_a_range_that_is_as_long_as_another_one_begins():
         drawn = integers(np.random.default_rng(0), low, low + 10, 3)
         assert drawn.dtype == np.int64
         assert (drawn >= low).all()
+
+
+@given(every=st.sets(st.integers(-9, 9)), data=st.data())
+def test_spots_are_where_the_offsets_stand(every, data):
+    around = Around(every)
+    some = data.draw(st.lists(st.sampled_from(around.array.tolist()), min_size=1))
+    assert around.array[around.spots(np.array(some))].tolist() == some

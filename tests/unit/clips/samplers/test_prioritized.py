@@ -390,6 +390,17 @@ def test_a_reader_starts_with_what_is_stored_and_writes_nothing(tmp_path):
     buf.close()
 
 
+def test_a_new_sampler_takes_over_each_priority_up_to_the_newest():
+    buf, sampler = made([20])
+    buf.sample(1)
+    buf.update_priorities(np.arange(20), np.arange(20.0))
+    state = buf.state_dict()
+    other, resumed = made([20])
+    other.load_state_dict(state)
+    other.sample(1)
+    np.testing.assert_array_equal(resumed._tree.leaves, sampler._tree.leaves)
+
+
 def test_a_forked_child_writes_nothing(tmp_path):
     buf, sampler = made([20], path=tmp_path / "buf")
     buf.sample(1)

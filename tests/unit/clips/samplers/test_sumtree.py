@@ -35,6 +35,7 @@ def test_finds_what_a_running_sum_finds(data):
             asked = rng.integers(0, int(plain.sum()), 200) + rng.choice([0, 0.5], 200)
             expected = plain.cumsum().searchsorted(asked, side="right")
             np.testing.assert_array_equal(tree.find(asked), expected)
+            assert not len(tree.find(asked[:0]))
 
 
 @pytest.mark.parametrize("size", [5, 5000])

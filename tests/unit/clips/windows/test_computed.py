@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ringmap import ReplayBuffer
+from ringmap.clips import rewards
 from ringmap.clips.bounds import Bounds
 from ringmap.clips.items import Items
 from ringmap.data import Computed, Hindsight, Index, NStep, ReturnToGo, Sequences, TimeToEnd, Window
@@ -181,8 +182,11 @@ def test_sums_are_kept_once_and_go_with_their_episode():
 
 @pytest.mark.parametrize("gamma", [0.0, 1e-3, 0.5, 0.999, 1.0])
 @pytest.mark.parametrize("place", PLACES)
-def test_sums_of_long_episodes(gamma, place):
-    """Sums of thousands of steps are those of the plain loop, although their factors would vanish."""
+@pytest.mark.parametrize("at_once", [rewards._MOST, 1000])
+def test_sums_of_long_episodes(monkeypatch, gamma, place, at_once):
+    """Sums of thousands of steps are those of the plain loop, although their factors would vanish; also where each
+    episode has more rewards than are read at once."""
+    monkeypatch.setattr(rewards, "_MOST", at_once)
     buf, rng = ReplayBuffer(6000, seed=0, reward_at=place), np.random.default_rng(0)
     episodes = [{"reward": rng.normal(size=n) * 10.0 ** rng.integers(-3, 3, n)} for n in (2500, 1, 3000)]
     for episode in episodes:
@@ -190,10 +194,10 @@ def test_sums_of_long_episodes(gamma, place):
     batch = buf.view(window={"r": ReturnToGo(gamma)})[list(range(5501))]
     want = []
     for episode in episodes:
-        rewards = episode["reward"].tolist()
-        rewards = [*rewards[1:], 0.0] if place == "next" else rewards
+        given = episode["reward"].tolist()
+        given = [*given[1:], 0.0] if place == "next" else given
         total, sums = 0.0, []
-        for reward in reversed(rewards):
+        for reward in reversed(given):
             total = reward + gamma * total
             sums.append(total)
         want += sums[::-1]
