@@ -643,10 +643,12 @@ class TestCampaign:
     @pytest.mark.parametrize("power", [False, True])
     @pytest.mark.parametrize("storage", ["memmap", "zarr", "mixed"])
     def test_every_line(self, lines, name, power, storage):
-        case = case_of(name)[1]
+        kind, case = case_of(name)
         given = case.storage if isinstance(case, Case) else "memmap"
-        if storage != given != "memmap" or (not isinstance(case, Case) and storage != given):
+        if storage != given and (given != "memmap" or not isinstance(case, Case) or name == "labels"):
             pytest.skip("its storage is given")
+        if storage == "mixed" and issubclass(kind, SESSIONS["transitions"]):
+            pytest.skip("it has no column 'noise'")
         found = lines(name, power, storage, turns=3)
         found.kill_really(5)
         report(f"{name}: lines", found.lines)
