@@ -405,6 +405,7 @@ class Victims:
 
         for _ in range(count):
             self.strike(lambda work, _: died(lambda say: work(), soon))
+            lasts_s /= 2  # the first one may have met a busy machine, and the next ones end before they are killed
 
     def with_an_orphan(self, at):
         """Kill a writer whose forked child lives on: that keeps nobody out."""

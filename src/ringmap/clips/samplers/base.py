@@ -179,7 +179,7 @@ class BaseSampler(ABC):
         Raises:
             InputError: the state belongs to another sampler.
         """
-        check_state(self.given, state)
+        check_state(self, state)
         self.load_small_state(state)
 
     def flush(self) -> None:  # noqa: B027
@@ -337,7 +337,9 @@ def seed_key(seed: Seed) -> int:
 
 
 def check_state(sampler: Any, state: Mapping[str, Any]) -> None:
-    """Raise InputError unless the state belongs to a sampler of this kind."""
+    """Raise InputError unless the state belongs to a sampler of this kind; a wrapped one knows its own."""
+    if sampler.given is not sampler:
+        return
     kind = state.get("kind") if isinstance(state, Mapping) else state
     if not isinstance(kind, str) or kind != type(sampler).__name__:
         raise InputError(

@@ -139,7 +139,7 @@ class MixtureSampler(DrawingSampler):
         def load(states: Sequence[Any]) -> None:
             for part, one in zip(parts, states, strict=True):
                 if one is not None:
-                    check_state(part.given, one)
+                    check_state(part, one)
                     getattr(part, how)(one)
 
         try:
