@@ -60,6 +60,9 @@ class HasClips(Protocol):
         ...
 
 
+_NO_SAMPLER = "load_state_dict: the state has that of a sampler; make the buffer with such a sampler first"
+
+
 class Sampler(Protocol):
     """Draws clip ids: any callable with this signature.
 
@@ -167,7 +170,7 @@ class BaseSampler(ABC):
         Raises:
             InputError: the sampler has no state.
         """
-        raise InputError("load_state_dict: the state has that of a sampler; make the buffer with such a sampler first")
+        raise InputError(_NO_SAMPLER)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the whole state, to store with a checkpoint: the small one, if that is all; None if there is none."""
@@ -337,13 +340,16 @@ def seed_key(seed: Seed) -> int:
 
 
 def check_state(sampler: Any, state: Mapping[str, Any]) -> None:
-    """Raise InputError unless the state belongs to a sampler of this kind; a wrapped one knows its own."""
-    if sampler.given is not sampler:
+    """Raise InputError unless the state is of a sampler of this kind; that of a wrapped one need not say its kind."""
+    given = sampler.given
+    if given is not sampler and isinstance(state, Mapping) and "kind" not in state:
         return
     kind = state.get("kind") if isinstance(state, Mapping) else state
-    if not isinstance(kind, str) or kind != type(sampler).__name__:
+    if not isinstance(kind, str) or kind != type(given).__name__:
+        if given is None:
+            raise InputError(_NO_SAMPLER)
         raise InputError(
-            f"{type(sampler).__name__}.load_state_dict: the state is that of {kind!r}; load it into such a sampler"
+            f"{type(given).__name__}.load_state_dict: the state is that of {kind!r}; load it into such a sampler"
         )
 
 
