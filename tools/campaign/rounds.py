@@ -563,7 +563,9 @@ class Round:
 
     def play(self, plant=None):
         """Play it in this process, with a bug planted; return the home, what is wrong, and the tallies."""
-        faulthandler.dump_traceback_later(HANGS_S, exit=True)
+        # Not by faulthandler's own timer, whose thread, of pytest, a fork does not have.
+        faulthandler.register(signal.SIGALRM, chain=True)
+        signal.alarm(HANGS_S)
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a fork of a process with threads
         sys.unraisablehook = lambda what: self.violation("stderr", f"{what.exc_value!r} in {what.object!r}")
         live_reader.HELD_S = 0.0  # a reader looks at its path with each call
@@ -577,7 +579,7 @@ class Round:
         except Exception:
             self.violation("error", f"the round: {traceback.format_exc(limit=-12)}")
         self._see_what_stays(before)
-        faulthandler.cancel_dump_traceback_later()
+        signal.alarm(0)
         home = self.home
         told = home.path, home.max_steps, home.slack, home.in_ram or home.gone
         return told, self.calls.entries, self.violations, +self.tallies
