@@ -18,11 +18,11 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from importlib import import_module
 from os import PathLike
 from typing import Any, ClassVar
 
+from ringmap.clips.facts import Facts
 from ringmap.errors import InputError, UnsupportedError
 from ringmap.formats.episode import (
     EPISODE_DATA_KEY,
@@ -123,12 +123,12 @@ class Format:
         return None
 
     @classmethod
-    def copier(cls, parts: Sequence[Any], fps: Fraction | None, options: Mapping[str, Any]) -> Any:
+    def copier(cls, parts: Sequence[Any], facts: Facts, options: Mapping[str, Any]) -> Any:
         """Return what reads datasets for a copy into this format without a loss that a copy need not have.
 
         Args:
             parts: the datasets.
-            fps: the rate of the copy, None where it is not known.
+            facts: its `fps` and `reward_at` are those of the copy, None where they are not known.
             options: of the copy's writer.
 
         Returns:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any, ClassVar
 
+from ringmap.clips.facts import Facts
 from ringmap.errors import CorruptError, InputError, NotFoundError, UnsupportedError
 from ringmap.extras import missing
 from ringmap.formats.base import Format, named
@@ -305,10 +305,10 @@ class LeRobot(BuiltIn):
         return isinstance(found, dict) and "codebase_version" in found
 
     @classmethod
-    def copier(cls, parts: Sequence[Any], fps: Fraction | None, options: Mapping[str, Any]) -> Any:
+    def copier(cls, parts: Sequence[Any], facts: Facts, options: Mapping[str, Any]) -> Any:
         """Return what reads episodes with their pictures as they are stored, if all parts are LeRobot sets; see
         `Format.copier`."""
-        return named("ringmap.formats.lerobot.writer:copier")(parts, fps, options)
+        return named("ringmap.formats.lerobot.writer:copier")(parts, facts, options)
 
 
 class Minari(BuiltIn):

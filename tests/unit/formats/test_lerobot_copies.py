@@ -2,6 +2,7 @@
 
 import glob
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -184,3 +185,71 @@ def read_frames(path, numbers):
     decoder.read(list(numbers), out)
     decoder.close()
     return out
+
+
+def streams(path):
+    """Return the codec, the rate and the number of frames of each video."""
+    found = []
+    for file in sorted(glob.glob(f"{path}/videos/{TOP}/*/*.mp4")):
+        with av.open(file) as film:
+            stream = film.streams.video[0]
+            found.append((stream.codec_context.name, int(stream.average_rate), stream.frames))
+    return found
+
+
+def info_of(path):
+    return json.loads((Path(path) / "meta" / "info.json").read_text())
+
+
+def say(path, **of_top):
+    """Change what `meta/info.json` says of the videos."""
+    info = info_of(path)
+    info["features"][TOP] |= of_top
+    (Path(path) / "meta" / "info.json").write_text(json.dumps(info))
+
+
+def test_a_last_row_that_is_no_step_has_no_picture(tmp_path):
+    write(tmp_path / "a", [0, 1])
+    options = {"dest_format": "lerobot", "reward_at": "next", "drop": ["frame_index"], "progress": False}
+    convert(tmp_path / "a", tmp_path / "b", **options)
+    found = load_dataset(tmp_path / "b", layout="HWC", output="numpy")
+    assert found.lengths.tolist() == [19, 20]
+    assert [frames for *_, frames in streams(tmp_path / "b")] == [19, 20]
+    assert np.array_equal(found.load_episode(0)[LEFT], episode(0)[LEFT][:19])
+
+
+def test_a_source_whose_rate_was_said_anew_is_encoded_at_that_rate(tmp_path):
+    write(tmp_path / "a", [0])
+    source = load_dataset(tmp_path / "a", fps=20)
+    convert(source, tmp_path / "b", dest_format="lerobot", drop=["timestamp"], progress=False)
+    assert info_of(tmp_path / "b")["fps"] == 20 and streams(tmp_path / "b") == [("h264", 20, 20)]
+
+
+@pytest.mark.parametrize("place", ["info", "video_info"])
+def test_what_is_not_known_of_a_copied_video_is_not_said(tmp_path, place):
+    write(tmp_path / "a", [0])
+    say(tmp_path / "a", info=None)
+    say(tmp_path / "a", **{place: {"video.codec": "of its own"}})
+    convert(tmp_path / "a", tmp_path / "b", dest_format="lerobot", progress=False)
+    assert info_of(tmp_path / "b")["features"][TOP]["info"] == {"video.codec": "of its own"}
+    say(tmp_path / "a", info=None, video_info=None)
+    convert(tmp_path / "a", tmp_path / "c", dest_format="lerobot", progress=False)
+    assert info_of(tmp_path / "c")["features"][TOP]["info"] == {}
+
+
+def test_of_videos_of_two_codecs_no_codec_is_said(tmp_path):
+    write(tmp_path / "a", [0])
+    write(tmp_path / "b", [1])
+    (film,) = glob.glob(f"{tmp_path}/b/videos/{TOP}/*/*.mp4")
+    with av.open(film, "w") as file:
+        stream = file.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        for picture in episode(1)[TOP]:
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
+        file.mux(stream.encode())
+    said = info_of(tmp_path / "b")["features"][TOP]["info"] | {"video.codec": "mpeg4"}
+    say(tmp_path / "b", info=said)
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "c", dest_format="lerobot", progress=False)
+    assert [codec for codec, *_ in streams(tmp_path / "c")] == ["h264", "mpeg4"]
+    del said["video.codec"]
+    assert info_of(tmp_path / "c")["features"][TOP]["info"] == said

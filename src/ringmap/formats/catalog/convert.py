@@ -183,7 +183,7 @@ def copy_episodes(
     widths = _aligned(parts, left_out, where)
     facts = Facts(told.reward_at or _reward_at(parts, where), told.fps or _rate(parts, where).fps)
     total = sum(count_of(part) for _, part in parts)
-    copier = chosen.copier([part for _, part in parts], facts.fps, options)
+    copier = chosen.copier([part for _, part in parts], facts, options)
     episodes: Iterable[Any] = _with_data(parts, chosen.supports_episode_data, widths, is_live, copier)
     if progress:
         episodes = bar(episodes, total, f"{where} to {chosen.name}")

@@ -383,7 +383,7 @@ class LeRobotSource(DecodingSource, EpisodeSource):
                 self._stats = _episodes(self.path, self._tables, lambda n: n.startswith(("stats/", "episode_index")))
             found = {key: self._stats[episode].get(f"stats/{name}/{key}") for key in STATS}
             self._check()
-            return StoredPictures(encoded, {} if None in found.values() else found, feature.get("info") or {})
+            return StoredPictures(encoded, {} if None in found.values() else found, _info_of(feature))
 
     def _picture_files(self, name: str, row: Mapping[str, Any], path: str) -> list[bytes]:
         _refuse_rows(path)
@@ -438,8 +438,7 @@ def depth_table(feature: Mapping[str, Any], bits: int) -> Array | None:
 
     Source: LeRobot 0.6, `lerobot.datasets.depth_utils.dequantize_depth` and `lerobot.configs.video.is_depth_map`.
     """
-    old = feature.get("video_info")
-    info = {**(old if isinstance(old, dict) else {}), **(feature.get("info") or {})}
+    info = _info_of(feature)
     given = {name: info[f"video.{name}"] for name in _DEPTH if info.get(f"video.{name}") is not None}
     if not (info.get("is_depth_map") or info.get("video.is_depth_map")) or bits <= 8 or (bits > 12 and not given):
         return None
@@ -454,6 +453,12 @@ def depth_table(feature: Mapping[str, Any], bits: int) -> Array | None:
     metres = np.clip(np.exp(metres) - np.float32(shift) if told["use_log"] else metres, least, most)
     table: Array = np.rint(metres * np.float32(1000)).clip(0, 65535).astype(np.uint16)
     return table
+
+
+def _info_of(feature: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is said of how a feature's pictures are stored, in the older place too."""
+    old = feature.get("video_info")
+    return {**(old if isinstance(old, dict) else {}), **(feature.get("info") or {})}
 
 
 def _rate_in(info: Any) -> Fraction | None:

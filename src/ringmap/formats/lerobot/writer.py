@@ -265,6 +265,10 @@ class LeRobotWriter(EpisodeWriter):
             features = features or _features_of(group[0], self._fps)
             for record in group:
                 tasks |= _tasks_in(record.columns)
+                for name in _videos_in(features):  # what is not so of all videos is not said
+                    said = features[name]["info"]
+                    its = _video_info(record, name, features[name]["shape"], self._fps)
+                    features[name]["info"] = {key: said[key] for key in said if said[key] == its.get(key)}
                 rows.append(_row_of(record, features, number, self._fps))
                 for name in _videos_in(features):
                     video: Any = record.columns[name]
@@ -279,20 +283,23 @@ class LeRobotWriter(EpisodeWriter):
 
 
 def copier(
-    parts: Sequence[Any], fps: Fraction | None, options: Mapping[str, Any]
+    parts: Sequence[Any], facts: Facts, options: Mapping[str, Any]
 ) -> Callable[[Any], Iterator[tuple[dict[str, Array], dict[str, Any]]]] | None:
     """Return what reads episodes with their pictures as they are stored; see `Format.copier`.
 
     None where a part is no LeRobot set or is changed as it is read, where a column is of videos in one and of pictures
-    in another, and where an option asks for another encoding or rate.
+    in another, and where an option asks for another encoding or rate, or for steps of several rows, whose last row is
+    none.
     """
+    if facts.reward_at != "same":
+        return None
     kinds = []
     for part in parts:
         source = getattr(part, "source", None)
         if not isinstance(source, LeRobotSource) or part.transform is not None:
             return None
         known = {id(spec) for spec in source.schema.columns}  # a column that was joined has a spec of its own
-        if part.fps != fps or not all(id(spec) in known for spec in part.schema.columns):
+        if not part.fps == source.fps == facts.fps or not all(id(spec) in known for spec in part.schema.columns):
             return None
         kinds.append({name: kind for name, kind in source.pictures().items() if name in part.column_names})
     same = all(kind == kinds[0] for kind in kinds)
@@ -402,17 +409,26 @@ def _features_of(record: Record, fps: int) -> dict[str, Any]:
             kind = "string" if spec.dtype.kind == "U" else spec.dtype.name
         found[spec.name] = {"dtype": kind, "shape": list(spec.shape) or [1], "names": names}
         if kind == "video":
-            found[spec.name]["info"] = record.notes["info"].get(spec.name) or {
-                "video.height": spec.shape[0],
-                "video.width": spec.shape[1],
-                "video.channels": spec.shape[2],
-                "video.codec": "h264",
-                "video.pix_fmt": "yuv420p",
-                "video.is_depth_map": False,
-                "video.fps": fps,
-                "has_audio": False,
-            }
+            found[spec.name]["info"] = _video_info(record, spec.name, spec.shape, fps)
     return found
+
+
+def _video_info(record: Record, name: str, shape: Sequence[int], fps: int) -> dict[str, Any]:
+    """Return what `info.json` says of the video of an episode: what its source said, if it was copied."""
+    copied: dict[str, Any] | None = record.notes["info"].get(name)
+    if copied is not None:
+        return copied
+    height, width, channels = shape
+    return {
+        "video.height": height,
+        "video.width": width,
+        "video.channels": channels,
+        "video.codec": "h264",
+        "video.pix_fmt": "yuv420p",
+        "video.is_depth_map": False,
+        "video.fps": fps,
+        "has_audio": False,
+    }
 
 
 def _table(record: Record, features: Mapping[str, Any]) -> Any:
