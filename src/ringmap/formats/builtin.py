@@ -141,44 +141,40 @@ class Zarr(BuiltIn):
         return any(os.path.isfile(os.path.join(folder, f)) for f in (".zarray", "zarr.json"))
 
 
-class Folder(BuiltIn):
+class _Tabular(BuiltIn):
+    """A folder of columns with an episode table."""
+
+    @classmethod
+    def detect(cls, path: str | os.PathLike[str]) -> bool:
+        """Tell by the episode table, and the kind of the images."""
+        path = os.fspath(path)
+        if not os.path.isfile(os.path.join(path, "ep_len.npz")):
+            return False
+        table = os.path.join(path, "ep_len.json")
+        if os.path.isfile(table):
+            with contextlib.suppress(OSError, CorruptError):
+                found = read_json(table)
+                return isinstance(found, dict) and found.get("format") == cls.name
+        folders = [e.path for e in os.scandir(path) if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
+        videos = any(file.endswith(".mp4") for folder in folders for file in os.listdir(folder)[:16])
+        return videos == (cls.name == Video.name)
+
+
+class Folder(_Tabular):
     """Datasets as folders of .npz files and images. Lossless with `image_format="png"`."""
 
     name = "folder"
     source = "ringmap.formats.folder:FolderSource"
     writer = "ringmap.formats.folder:FolderWriter"
 
-    @classmethod
-    def detect(cls, path: str | os.PathLike[str]) -> bool:
-        """Tell by the episode table, and the kind of the images."""
-        return _is_tabular(os.fspath(path), cls.name)
 
-
-class Video(BuiltIn):
+class Video(_Tabular):
     """Datasets as folders of .npz files and videos. Lossless with `lossless=True`."""
 
     name = "video"
     extra = "video"
     source = "ringmap.formats.folder:VideoSource"
     writer = "ringmap.formats.folder:VideoWriter"
-
-    @classmethod
-    def detect(cls, path: str | os.PathLike[str]) -> bool:
-        """Tell by the episode table, and the kind of the images."""
-        return _is_tabular(os.fspath(path), cls.name)
-
-
-def _is_tabular(path: str, name: str) -> bool:
-    if not os.path.isfile(os.path.join(path, "ep_len.npz")):
-        return False
-    table = os.path.join(path, "ep_len.json")
-    if os.path.isfile(table):
-        with contextlib.suppress(OSError, CorruptError):
-            found = read_json(table)
-            return isinstance(found, dict) and found.get("format") == name
-    folders = [e.path for e in os.scandir(path) if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
-    videos = any(file.endswith(".mp4") for folder in folders for file in os.listdir(folder)[:16])
-    return videos == (name == "video")
 
 
 class Lance(BuiltIn):
