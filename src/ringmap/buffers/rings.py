@@ -76,7 +76,7 @@ _STEP = Cut.clip(1)
 class Ring:
     """One open ring.
 
-    `number`: see numbers.py; `name`: as users know it; `uuid`: the same in all its copies, b"" of one in RAM, which
+    `number`: in ids; `name`: as users know it; `uuid`: the same in all its copies, b"" of one in RAM, which
     nothing names; `reader`: of its clips, or its transitions; `episodes`: read whole.
     """
 

@@ -11,7 +11,7 @@ elsewhere.
 
 Invariants: the checksum is that of the rest; a mark counts for the episode whose record has its checksum of rows, since
 after a power cut another episode may begin at its position.
-Not here: conditions on marks (samplers/episodes.py, datasets/choose.py), the data, which never change.
+Not here: conditions on marks (where.py, datasets/episode_table.py), the data, which never change.
 """
 
 from __future__ import annotations

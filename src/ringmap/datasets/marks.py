@@ -4,7 +4,7 @@
     EpisodeSampler(where="not flags contains bad")     convert(..., where="not flags contains bad")     ringmap view
 
 Invariants: the data never change; only marks of stored episodes are returned.
-Not here: the file (clips/marks.py), conditions (choose.py).
+Not here: the file (clips/marks.py), conditions (episode_table.py).
 """
 
 from __future__ import annotations

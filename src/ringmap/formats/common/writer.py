@@ -16,7 +16,7 @@ append, it stays, and is read.
 Invariants: a call that raises has changed nothing that a reader sees; a new dataset appears whole, as an empty one; an
 episode whose write has returned is in the log or in the dataset; a log is dropped only when the dataset has its
 episodes; a forked child neither writes nor ends its parent's block.
-Not here: the files of a dataset (each format), the log's bytes (log.py), how a reader reads a log (pending.py).
+Not here: the files of a dataset (each format), the log's bytes and how a reader reads it (log.py).
 """
 
 from __future__ import annotations
