@@ -22,20 +22,6 @@ def make(life, capacity=50, path=None, **options):
     )
 
 
-def add(buf, reference, step):
-    obs, actions, rewards, after, dones, truncated = step
-    buf.add(obs, actions, rewards, after, dones, truncated=truncated)
-    reference.add(*step)
-
-
-def compare(buf, reference):
-    expected = reference.batch()
-    buf.refresh()
-    assert len(buf) == len(expected["rewards"])
-    if len(buf):
-        same(buf.sample(len(buf)), expected)
-
-
 # -- bad input changes nothing ----------------------------------------------------------------------
 
 
