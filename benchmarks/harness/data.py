@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def states(length: int, first: int = 0) -> Iterator[dict[str, Array]]:
-    """Yield episodes of 4 small columns, 64 bytes a step: the same arrays again, numbered anew from `first` on."""
+    """Yield episodes of 4 small columns, 64 bytes a step: the same arrays each time, numbered from `first` on."""
     episode = {
         "obs": np.zeros((length, 12), np.float32),
         "action": np.zeros((length, 2), np.float32),

@@ -189,7 +189,7 @@ def _of(table: Table, start: str) -> float:
 def _beside(table: Table, ours: str) -> dict[str, float]:
     """Return how many times as long others take, the fastest first: all that we lose to, and the next three."""
     times = {n: row["median"] / _of(table, ours) for n, row in table.times.items() if not n.startswith("ringmap")}
-    for ratio in table.ratios:  # of turns beside each other, where there are such
+    for ratio in table.ratios:  # of calls in turn, where there are such
         if ratio.get("other") in times and ratio["ours"].startswith(ours):
             times[ratio["other"]] = ratio["value"]
     found: dict[str, float] = {}

@@ -1,6 +1,6 @@
 """Plots of the tables that stand on the pages: bars side by side as plain SVG, ours in another colour.
 
-python -m benchmarks.harness.plots     draws them anew from docs/performance
+`python -m benchmarks.harness.plots`: draw them again from the tables in docs/performance.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Table:
         self.bar(f"{name} / {other}, median", self.median(name) / self.median(other), at_most=at_most)
 
     def limit(self, name: str, unit: str, at_most: float | None = None) -> None:
-        """Hold the median of a row against its bar, in "us", "ms" or "s"."""
+        """Compare the median of a row with its bar, in "us", "ms" or "s"."""
         self.bar(f"{name}, median {unit}", self.median(name) * UNITS[unit], at_most=at_most)
 
     def faster(self, name: str, other: str, at_least: float | None = None) -> None:
@@ -92,7 +92,7 @@ class Table:
     def bar(
         self, what: str, value: float, at_most: float | None = None, at_least: float | None = None, **compared: str
     ) -> None:
-        """Hold a number against its bar; without one it is only shown. `ours`, `other`: of which rows it is a ratio."""
+        """Compare a number with its bar; without one it is only shown. `ours`, `other`: of which rows it is a ratio."""
         met = (at_most is None or value <= at_most) and (at_least is None or value >= at_least)
         self.ratios.append(
             {"what": what, "value": value, "at_most": at_most, "at_least": at_least, "met": met, **compared}
@@ -112,7 +112,7 @@ class Table:
         return "\n".join([*lines, *(f"  ({note})" for note in self.notes)])
 
     def markdown(self) -> str:
-        """Return the same for a page: rows with one row of ours beside them say how many times as fast ours is."""
+        """Return the same for a page: rows that are compared with one row of ours say how many times as fast ours is."""
         parts = [f"**{self.title}**"]
         ours = next((r["ours"] for r in self.ratios if r.get("other") in self.times), "")
         beside = {r["other"]: r for r in self.ratios if r.get("ours") == ours and r.get("other") in self.times}

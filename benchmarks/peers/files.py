@@ -63,7 +63,7 @@ class Files(Peer):
         self.dataset = Clips(self.open, stored, self.spec.history)
 
     def write_small(self, stored: Stored) -> None:
-        """Keep the columns but the pixels as arrays beside a file that is good at large rows alone."""
+        """Write all columns but the pixels as arrays, where the file itself is good at large rows only."""
         chunks = [{n: v for n, v in chunk.items() if n != "pixels"} for chunk in stored.chunks()]
         for name in set(chunks[0]) - {"episode"}:
             np.save(self.folder / f"{name}.npy", np.concatenate([chunk[name] for chunk in chunks]))

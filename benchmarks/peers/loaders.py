@@ -1,4 +1,4 @@
-"""Other libraries' own loaders beside ours: over the same files, or the same rows, in one process.
+"""Other libraries' own loaders compared with ours: over the same files, or the same rows, in one process.
 
 Each library runs as its own documentation shows it. Clips of 4 steps, or single steps where the library has no clips;
 batches of 64. `tests/peers` compares what both hand out. Needs the environment of those tests; what is not installed is

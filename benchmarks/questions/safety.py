@@ -172,8 +172,8 @@ FRAME = 64 * 64 * 3
 
 
 def snapshot(place: Place) -> Iterator[Table]:
-    """Copy a full ring that nobody writes, beside `cp` of the same files, then one that is written without a pause; on
-    the disk, and in RAM."""
+    """Copy a full ring that nobody writes, and `cp` of the same files for comparison; then a ring that is written
+    without a pause. On the disk, and in RAM."""
     steps, length = place.size(40_000, 200), place.size(200, 20)
     for ram in (False, True):
         home = "a file system in RAM" if ram else "the disk"
