@@ -112,7 +112,7 @@ class Table:
         return "\n".join([*lines, *(f"  ({note})" for note in self.notes)])
 
     def markdown(self) -> str:
-        """Return the same for a page: rows that are compared with one row of ours say how many times as fast ours is."""
+        """Return the same for a page: rows compared with one row of ours say how many times as fast ours is."""
         parts = [f"**{self.title}**"]
         ours = next((r["ours"] for r in self.ratios if r.get("other") in self.times), "")
         beside = {r["other"]: r for r in self.ratios if r.get("ours") == ours and r.get("other") in self.times}
