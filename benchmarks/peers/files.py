@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ class Files(Peer):
     """Files in a folder of their own: `write` writes them, `open` gives `read`, in each process once.
 
     `depth`: so many batches are read by threads at the same time, as the library allows it; 0: by a DataLoader.
+    `module`: what is imported, if its name is not that of the package.
     """
 
     install = PEERS
     depth = 0
+    module = ""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
@@ -44,7 +47,7 @@ class Files(Peer):
 
     def load(self) -> None:
         """Import the library; raises ImportError without it."""
-        raise NotImplementedError
+        self.library: Any = import_module(self.module or self.package)
 
     def write(self, stored: Stored) -> None:
         """Write the files."""
@@ -147,14 +150,9 @@ class Hdf5(Files):
         "prefetch_factor=2"
     )
 
-    def load(self) -> None:
-        import h5py
-
-        self.h5py = h5py
-
     def write(self, stored: Stored) -> None:
         done = 0
-        with self.h5py.File(self.folder / "clips.h5", "w") as file:
+        with self.library.File(self.folder / "clips.h5", "w") as file:
             for name, values in stored.first.items():
                 file.create_dataset(name, (stored.num_steps, *values.shape[1:]), values.dtype)
             for chunk in stored.chunks():
@@ -164,7 +162,7 @@ class Hdf5(Files):
                 done += len(numbers)
 
     def open(self) -> Read:
-        columns = dict(self.h5py.File(self.folder / "clips.h5").items())  # open as long as `read` is
+        columns = dict(self.library.File(self.folder / "clips.h5").items())  # open as long as `read` is
         small = {n: c[()] for n, c in columns.items() if c.nbytes < _SMALL_NBYTES and n != "pixels"}
         large, history = {name: c for name, c in columns.items() if name not in small}, self.spec.history
 
@@ -182,13 +180,8 @@ class Hdf5(Files):
 class Lance(Files):
     """Lance: one row for each step, written by pylance; `take` of the steps of all clips, as NumPy arrays."""
 
-    package, called, way, depth = "pylance", "Lance", ", take", 3
+    package, module, called, way, depth = "pylance", "lance", "Lance", ", take", 3
     setting = "take() of a whole batch, its own I/O threads, 3 batches in flight"
-
-    def load(self) -> None:
-        import lance
-
-        self.lance = lance
 
     def write(self, stored: Stored) -> None:
         import pyarrow as pa
@@ -204,10 +197,10 @@ class Lance(Files):
                 ]
                 yield pa.record_batch(columns, schema=schema)
 
-        self.lance.write_dataset(rows(), str(self.folder / "clips.lance"), schema=schema)
+        self.library.write_dataset(rows(), str(self.folder / "clips.lance"), schema=schema)
 
     def open(self) -> Read:
-        dataset, first = self.lance.dataset(str(self.folder / "clips.lance")), self.spec.first
+        dataset, first = self.library.dataset(str(self.folder / "clips.lance")), self.spec.first
 
         def read(starts: Array) -> dict[str, Array]:
             steps, clips = self.steps(starts), dict[str, Array]()
@@ -230,9 +223,7 @@ class Tensorstore(Files):
     )
 
     def load(self) -> None:
-        import tensorstore
-
-        self.tensorstore = tensorstore
+        super().load()
         self._spec = {
             "driver": "zarr3",
             "kvstore": {"driver": "file", "path": str(self.folder / "pixels")},
@@ -249,7 +240,7 @@ class Tensorstore(Files):
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shard}},
             "codecs": [{"name": "sharding_indexed", "configuration": inner}],
         }
-        out, done = self.tensorstore.open({**self._spec, "metadata": new, "create": True}).result(), 0
+        out, done = self.library.open({**self._spec, "metadata": new, "create": True}).result(), 0
         for chunk in stored.chunks(1000):
             rows = chunk["pixels"]
             out[done : done + len(rows)].write(rows).result()
@@ -257,8 +248,8 @@ class Tensorstore(Files):
 
     def open(self) -> Read:
         limits = {"cache_pool": {"total_bytes_limit": 32 << 20}, "file_io_concurrency": {"limit": 64}}
-        rows = self.tensorstore.open(self._spec, context=self.tensorstore.Context(limits)).result()
-        small, axis = self.small(), self.tensorstore.d[0]
+        rows = self.library.open(self._spec, context=self.library.Context(limits)).result()
+        small, axis = self.small(), self.library.d[0]
 
         def read(starts: Array) -> dict[str, Array]:
             steps = self.steps(starts)
@@ -272,20 +263,21 @@ class ArrayRecord(Files):
     """array_record and grain: a record for each step, `group_size:1`, not compressed."""
 
     package, called, workers = "array-record", "array_record", 4
+    module = "array_record.python.array_record_module"
     setting = (
         "group_size:1, a parallel read a batch, no readahead, grain ReadOptions(num_threads=4, prefetch_buffer_size=4)"
     )
 
     def load(self) -> None:
+        super().load()
         import grain
-        from array_record.python import array_record_module
 
-        self.grain, self.module = grain, array_record_module
+        self.grain = grain
         self.way = f", grain {release('grain')}"
 
     def write(self, stored: Stored) -> None:
         self.write_small(stored)
-        writer = self.module.ArrayRecordWriter(str(self.folder / "pixels"), "group_size:1,uncompressed")
+        writer = self.library.ArrayRecordWriter(str(self.folder / "pixels"), "group_size:1,uncompressed")
         for episode in stored:
             for frame in episode["pixels"]:
                 writer.write(frame.tobytes())
@@ -293,7 +285,7 @@ class ArrayRecord(Files):
 
     def open(self) -> Read:
         options = "readahead_buffer_size:0,max_parallelism:32"
-        reader, small = self.module.ArrayRecordReader(str(self.folder / "pixels"), options=options), self.small()
+        reader, small = self.library.ArrayRecordReader(str(self.folder / "pixels"), options=options), self.small()
 
         def read(starts: Array) -> dict[str, Array]:
             steps = self.steps(starts)
@@ -323,11 +315,6 @@ class HuggingFace(Files):
         "workers of a DataLoader need more memory than there is"
     )
 
-    def load(self) -> None:
-        import datasets
-
-        self.datasets = datasets
-
     def write(self, stored: Stored) -> None:
         import pyarrow as pa
 
@@ -340,7 +327,7 @@ class HuggingFace(Files):
                 writer.write_batch(pa.record_batch([rows], schema=schema))
 
     def open(self) -> Read:
-        rows = self.datasets.Dataset.from_file(str(self.folder / "pixels")).with_format("numpy")
+        rows = self.library.Dataset.from_file(str(self.folder / "pixels")).with_format("numpy")
         for chunk in rows.data.column("pixels").chunks if self.spec.threads else ():
             values = chunk.values.buffers()[1]  # it offers no way to say so itself
             expect_random(values.address, values.size)
@@ -392,22 +379,17 @@ class WebDataset(Files):
         "workers"
     )
 
-    def load(self) -> None:
-        import webdataset
-
-        self.webdataset = webdataset
-
     def write(self, stored: Stored) -> None:
-        with self.webdataset.ShardWriter(f"{self.folder}/%06d.tar", maxsize=_SHARD, verbose=0) as sink:
+        with self.library.ShardWriter(f"{self.folder}/%06d.tar", maxsize=_SHARD, verbose=0) as sink:
             for number, clip in enumerate(_cut(stored, self.spec.history)):
                 sink.write({"__key__": f"{number:09d}", "clip": clip})
 
     def batches(self, workers: int) -> Iterable[Any]:
         """Return a pass of the stream."""
         tars = sorted(map(str, self.folder.glob("*.tar")))
-        files = self.webdataset.WebDataset(tars, shardshuffle=len(tars), empty_check=False)
+        files = self.library.WebDataset(tars, shardshuffle=len(tars), empty_check=False)
         clips = files.shuffle(1000).batched(self.spec.batch, collation_fn=_Collate(self.spec))
-        found: Iterable[Any] = self.webdataset.WebLoader(clips, batch_size=None, num_workers=min(workers, len(tars)))
+        found: Iterable[Any] = self.library.WebLoader(clips, batch_size=None, num_workers=min(workers, len(tars)))
         return found
 
 
@@ -418,11 +400,6 @@ class LitData(Files):
     setting = (
         "a stream of ready clips that do not overlap; 64 MB chunks, shuffle=True; StreamingDataLoader of 2 workers"
     )
-
-    def load(self) -> None:
-        import litdata
-
-        self.litdata = litdata
 
     def write(self, stored: Stored) -> None:
         from litdata.streaming.writer import BinaryWriter
@@ -437,8 +414,8 @@ class LitData(Files):
 
     def batches(self, workers: int) -> Iterable[Any]:
         """Return a pass of the stream."""
-        rows = self.litdata.StreamingDataset(str(self.folder), shuffle=True)
-        found: Iterable[Any] = self.litdata.StreamingDataLoader(
+        rows = self.library.StreamingDataset(str(self.folder), shuffle=True)
+        found: Iterable[Any] = self.library.StreamingDataLoader(
             rows, batch_size=self.spec.batch, num_workers=workers, collate_fn=_Collate(self.spec)
         )
         return found
