@@ -35,6 +35,8 @@ from ringmap.storage.disk.process import Forkable
 __all__ = ["LoaderState", "Pins", "WorkerGenerator", "outlives_its_pass"]
 
 
+Array = np.ndarray[Any, np.dtype[Any]]
+
 _EACH = 4
 """Numbers told of each ring: two halves of its uuid, its head, its clips."""
 
@@ -198,8 +200,6 @@ def _local_of(function: str, name: str) -> Any:
             return frame.f_locals[name]
     return None
 
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 NUMBERS = 6
 """Told numbers, where nothing else is said."""

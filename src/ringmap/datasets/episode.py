@@ -44,6 +44,8 @@ __all__ = [
 ]
 
 
+Array = np.ndarray[Any, np.dtype[Any]]
+
 M = TypeVar("M", bound=Mapping[str, Any])
 
 PictureAxes = dict[str, tuple["ColumnSpec", bool]]
@@ -150,9 +152,6 @@ def to_channels_last(value: Any) -> Any:
     if hasattr(value, "movedim"):
         return value.movedim(-3, -1)
     return value.swapaxes(-3, -2).swapaxes(-2, -1)
-
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def blank(shape: tuple[int, ...], dtype: Any) -> Array:

@@ -174,7 +174,7 @@ class TabularWriter(EpisodeWriter):
         start = num_rows(lengths, offsets)
         names: dict[str, None] = {}
         for record in episodes:
-            columns = columns if columns or new else _columns_of(path, record)
+            columns = columns if columns or new else _columns_of(record)
             facts = facts if new else Facts.stated(record.notes)
             new.append(record.length)
             packed.append(record.packed)
@@ -389,7 +389,7 @@ class TabularSource(DirectorySource):
         return decode_data(blob[int(ends[episode - 1]) if episode else 0 : int(ends[episode])])
 
 
-def _columns_of(path: str, record: Record) -> list[Column]:
+def _columns_of(record: Record) -> list[Column]:
     """Return where the columns of a dataset without episodes are to lie, as its first record has them."""
     found = []
     for spec in record.schema.columns:

@@ -41,6 +41,8 @@ from ringmap.viewer.sources import Source
 __all__ = ["EpisodeIndex", "JoinedTable", "OpenDataset", "Part", "RequestCounter", "described", "idle_s"]
 
 
+Array = np.ndarray[Any, np.dtype[Any]]
+
 _SHOWN_ROWS = 1000
 
 
@@ -225,8 +227,6 @@ def idle_s(folder: str) -> float | None:
         return max(0.0, time.time() - os.stat(os.path.join(folder, "episodes.npy")).st_mtime)
     return None
 
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _RING = "ring"
 _BINS, _STRIDES = 40, 300
@@ -464,7 +464,6 @@ class EpisodeIndex:
         self._wake = threading.Event()
         self._stop = False
         self._thread: threading.Thread | None = None
-        self._chosen: tuple[Any, Array] | None = None
         self.table = EpisodeTable(*source.spans(), _MOST_NAMES)
         self.damaged: dict[int, str] = {}
 

@@ -209,7 +209,7 @@ class TransitionColumns:
         if now.dtype != spec.dtype or after.dtype != spec.dtype or after.shape != shape:
             return None
         if shape != spec.shape:
-            return self._as_given(now, action, reward, after, done, truncated)
+            return self._as_given(now, action, reward, done, truncated)
         if type(action) is np.ndarray:
             if action.dtype != column.dtype or action.shape != column.shape:
                 return None
@@ -221,9 +221,7 @@ class TransitionColumns:
             return None
         return now, action, reward, done, bool(truncated)
 
-    def _as_given(
-        self, now: Array, action: Any, reward: Any, after: Array, done: Any, truncated: Any
-    ) -> tuple[Any, ...] | None:
+    def _as_given(self, now: Array, action: Any, reward: Any, done: Any, truncated: Any) -> tuple[Any, ...] | None:
         """Do the work of `as_given` for a batch."""
         assert self._alone is not None
         spec, column, _, _ = self._alone

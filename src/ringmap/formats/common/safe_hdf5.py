@@ -43,6 +43,8 @@ __all__ = [
 ]
 
 
+Array = np.ndarray[Any, np.dtype[Any]]
+
 _DEEPEST = 32
 
 _FILTERED = 100_000
@@ -154,8 +156,6 @@ def refuse_sparse(path: str, name: str, dataset: Any) -> None:
     # The file's length, not what HDF5 says is stored: for that it would walk the places of all chunks.
     refuse_vast(f"{path}: column {name!r}", dataset.shape[0] * row, dataset.file.id.get_filesize(), ratio)
 
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _PYTHONS = (np.bool_, np.int64, np.float64, np.str_, np.bytes_)
 
