@@ -15,13 +15,14 @@ import typer
 from ringmap.buffers.opening import FLEET, kind_of
 from ringmap.cli.arguments import AsJson, Place, episodes_at
 from ringmap.cli.console import plain, show, show_json, show_table, value_text
+from ringmap.clips.marks import MARK_NAMES
 from ringmap.clips.where import Condition, Values
 from ringmap.datasets.base import as_dataset
-from ringmap.datasets.episode_table import ENDED, OUTCOMES, EpisodeTable, in_order
+from ringmap.datasets.episode_table import ENDED, OUTCOMES, OWN, EpisodeTable, in_order
 from ringmap.datasets.marks import Marks
 from ringmap.errors import InputError
 
-__all__ = ["Row", "kept", "name_marks", "rows_at", "rows_of", "sorted_by"]
+__all__ = ["Row", "matching", "name_marks", "rows_at", "rows_of", "sorted_by"]
 
 
 MinLength = Annotated[int, typer.Option("--min-length", metavar="N", help="Only those of at least N steps.")]
@@ -59,7 +60,7 @@ def episodes(
     """
     marked = name_marks(where or (), sort)
     rows = [row for row in rows_at(path, "episodes", marked) if row["length"] >= min_length]
-    rows = kept(rows, where or ())
+    rows = matching(rows, where or ())
     if last is not None:
         rows = rows[max(0, len(rows) - last) :]
     rows = sorted_by(rows, sort, reverse)
@@ -80,8 +81,7 @@ def episodes(
 
 Row = dict[str, Any]
 
-MARKS = ("flags", "note")
-OWN = ("episode", "ring", "length", "return", "ended", *MARKS)
+_OWN = (*OWN, "ring")
 
 
 def rows_at(path: str, where: str, marked: bool = False) -> list[Row]:
@@ -107,7 +107,7 @@ def rows_of(dataset: Any, marked: bool = False) -> list[Row]:
     if marked:
         of = Marks(pinned)
         table.ids, table.marks = of.names(), of.all()
-    marks = {name: table.values(name) for name in MARKS} if marked else {}
+    marks = {name: table.values(name) for name in MARK_NAMES} if marked else {}
     stored = table.read(pinned, [*OUTCOMES, "data"], every.__setitem__)
     rows: list[Row] = []
     for number in np.flatnonzero(stored).tolist():
@@ -129,20 +129,20 @@ def _single(value: Any) -> Any:
 
 def value_of(row: Row, name: str) -> Any:
     """Return a value of an episode: its own, or of its data; None where it has none."""
-    return row.get(name) if name in OWN else row["data"].get(name)
+    return row.get(name) if name in _OWN else row["data"].get(name)
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    own = [name for name in OWN if name not in ("ring", *MARKS) or name in rows[0]]
+    own = [name for name in _OWN if name not in ("ring", *MARK_NAMES) or name in rows[0]]
     return [*own, *dict.fromkeys(name for row in rows for name in row["data"])]
 
 
 def name_marks(conditions: Sequence[str], others: str = "") -> bool:
-    """Return whether conditions, or another name, are about marks. Raises InputError, as `kept`."""
-    return not {*Condition.all_of(conditions, "episodes: --where").names, others}.isdisjoint(MARKS)
+    """Return whether conditions, or another name, are about marks. Raises InputError, as `matching`."""
+    return not {*Condition.all_of(conditions, "episodes: --where").names, others}.isdisjoint(MARK_NAMES)
 
 
-def kept(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
+def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
     """Return the rows that meet every condition, such as `seed=7` or `return >= 100 and task contains lift`."""
     condition = Condition.all_of(conditions, "episodes: --where")
     if not rows:
@@ -154,6 +154,6 @@ def kept(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
 def sorted_by(rows: Sequence[Row], name: str, reverse: bool) -> list[Row]:
     """Return the rows by a value, numbers before text; those without it come last."""
     values = [value_of(row, name) for row in rows]
-    if rows and name not in OWN and all(value is None for value in values):
+    if rows and name not in _OWN and all(value is None for value in values):
         raise InputError(f"episodes: --sort names {name!r}, which no episode here has; there are {_names(rows)}")
     return [rows[i] for i in in_order(np.arange(len(rows)), Values.of(values), reverse).tolist()]

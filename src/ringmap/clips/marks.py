@@ -43,10 +43,23 @@ from ringmap.storage.records.table import MOST
 from ringmap.storage.ring.ring import Position
 from ringmap.storage.sidecars.base import Copied
 
-__all__ = ["ANY", "Mark", "MarkFile", "checked_flags", "checked_note", "marked", "marks_of_copy", "record_key"]
+__all__ = [
+    "ANY",
+    "MARK_NAMES",
+    "Mark",
+    "MarkFile",
+    "checked_flags",
+    "checked_note",
+    "marked",
+    "marks_of_copy",
+    "record_key",
+]
 
 ANY = "any"
 """In place of the checksum of rows: of an episode in parts whose first part was evicted."""
+
+MARK_NAMES = ("flags", "note")
+"""What a mark says of an episode, by the names that conditions and tables use."""
 
 _FORMAT, _VERSION = "ringmap marks", 1
 _LIMIT = 1 << 26

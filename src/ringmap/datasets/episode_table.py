@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ringmap.clips.facts import REWARDS, TERMINATED, TRUNCATED, name_among
+from ringmap.clips.marks import MARK_NAMES
 from ringmap.clips.where import Condition, Values
 from ringmap.datasets.marks import Mark, Marks
 from ringmap.errors import ArgumentTypeError, ClipIndexError, InputError
@@ -29,7 +30,7 @@ __all__ = ["AT_ONCE", "ENDED", "OUTCOMES", "OWN", "EpisodeTable", "choose", "end
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ENDED = (None, "terminated", "truncated")
-OWN = ("episode", "length", "return", "ended", "flags", "note")
+OWN = ("episode", "length", "return", "ended", *MARK_NAMES)
 """The names that every episode has, whatever its data are called."""
 
 OUTCOMES = {"return": REWARDS, "ended": (*TERMINATED, *TRUNCATED)}
@@ -107,7 +108,7 @@ class EpisodeTable:
             return Values(self.returns)
         if name == "ended":
             return Values(np.full(count, np.nan), np.array(ENDED, object)[self.ended])
-        if name in ("flags", "note"):
+        if name in MARK_NAMES:
             texts = np.full(count, "", object)
             rows = {int(one): row for row, one in enumerate(self.ids)} if self.marks else {}
             for at, mark in self.marks.items():
@@ -239,7 +240,7 @@ def choose(
             f"{where!r:.80}"
         )
     condition = Condition(where, caller)
-    if {"flags", "note"} & set(condition.names):
+    if not set(MARK_NAMES).isdisjoint(condition.names):
         of = Marks(dataset, marks)
         table.ids, table.marks = of.names(), of.all()
     stored = table.read(dataset, condition.names)

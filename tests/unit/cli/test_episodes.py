@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmap.cli.episodes import kept, rows_of, sorted_by
+from ringmap.cli.episodes import matching, rows_of, sorted_by
 from ringmap.data import ReplayBuffer, convert, load_dataset
 from ringmap.datasets.marks import Marks
 from ringmap.errors import InputError
@@ -78,12 +78,12 @@ def test_conditions_as_by_hand(values, how, want):
     rows = [{"episode": i, "length": 1, "data": {} if v is None else {"x": v}} for i, v in enumerate(values)]
     if values and all(v is None for v in values):
         with pytest.raises(InputError):
-            kept(rows, [f"x{how}{want}"])
+            matching(rows, [f"x{how}{want}"])
         return
     kinds = {isinstance(value, str) for value in values if value is not None}
     if values and isinstance(want, str) not in kinds:  # text against a number
         with pytest.raises(InputError, match="it is compared with"):
-            kept(rows, [f"x{how}{want}"])
+            matching(rows, [f"x{how}{want}"])
         return
     expected = []
     for i, value in enumerate(values):
@@ -92,7 +92,7 @@ def test_conditions_as_by_hand(values, how, want):
         else:
             meets = OPS[how](value, want)
         expected += [i] if meets else []
-    assert [row["episode"] for row in kept(rows, [f"x{how}{want}"])] == expected
+    assert [row["episode"] for row in matching(rows, [f"x{how}{want}"])] == expected
 
 
 @given(

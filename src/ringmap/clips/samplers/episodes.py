@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringmap.clips.clip_range import ClipRange
-from ringmap.clips.marks import Mark, MarkFile, marked
+from ringmap.clips.marks import MARK_NAMES, Mark, MarkFile, marked
 from ringmap.clips.samplers.base import Array, DrawingSampler, Seed, windows_of
 from ringmap.clips.where import Condition, Values
 from ringmap.errors import ArgumentTypeError, InputError, NoClipsError, NotFoundError
@@ -21,7 +21,6 @@ from ringmap.storage.ring.links import WholeEpisodes
 __all__ = ["EpisodeSampler"]
 
 _TRIES = 8
-_NAMES = ("flags", "note")
 
 
 class EpisodeSampler(DrawingSampler):
@@ -69,7 +68,7 @@ class EpisodeSampler(DrawingSampler):
                 f"{where!r:.80}; a function of an episode's data is for view(where=)"
             )
         self._condition = Condition(where, "EpisodeSampler")
-        others = [name for name in self._condition.names if name not in _NAMES]
+        others = [name for name in self._condition.names if name not in MARK_NAMES]
         if others:
             raise InputError(
                 f"EpisodeSampler: where= takes conditions on 'flags' and 'note', got {others}; draw from "
@@ -181,7 +180,7 @@ class EpisodeSampler(DrawingSampler):
             "flags": [*(" ".join(mark.flags) for mark in marks), ""],
             "note": [*(mark.note for mark in marks), ""],
         }
-        return self._condition.select(_NAMES, lambda name: Values.of(columns[name]), len(marks) + 1)
+        return self._condition.select(MARK_NAMES, lambda name: Values.of(columns[name]), len(marks) + 1)
 
     def _chosen(self, window: ClipRange) -> _Chosen:
         """Return which episodes are drawn. One system call while the file stays as it is."""
