@@ -3,16 +3,20 @@
 import glob
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ringmap.data import convert, get_format, load_dataset, merge
+from ringmap.errors import ReplacedError
 from ringmap.formats.media import images, videos
+from tests.unit.formats.others import later_than
 from tests.unit.formats.rlds import unpack
 
 av = pytest.importorskip("av", reason="PyAV is not installed")
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
 
 HERE = Path(__file__).parent
@@ -253,3 +257,99 @@ def test_of_videos_of_two_codecs_no_codec_is_said(tmp_path):
     assert [codec for codec, *_ in streams(tmp_path / "c")] == ["h264", "mpeg4"]
     del said["video.codec"]
     assert info_of(tmp_path / "c")["features"][TOP]["info"] == said
+
+
+def tables_of(path):
+    (file,) = glob.glob(f"{path}/meta/episodes/*/*.parquet")
+    return file
+
+
+def test_a_joined_column_is_copied_as_it_is_now(tmp_path):
+    write(tmp_path / "a", [0])
+    source = load_dataset(tmp_path / "a", layout="HWC", output="numpy")
+    source.merge_col([LEFT, LEFT], LEFT, dim=2)
+    convert(source, tmp_path / "b", dest_format="lerobot", progress=False)
+    found = load_dataset(tmp_path / "b", layout="HWC", output="numpy").load_episode(0)
+    assert np.array_equal(found[LEFT], np.concatenate([episode(0)[LEFT]] * 2, 2))
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_videos_and_pictures_do_not_mix(tmp_path, order):
+    write(tmp_path / "a", [0])
+    with get_format("lerobot").open_writer(tmp_path / "b", fps=10, reward_at="same", videos=False) as writer:
+        writer.write_episode(episode(1))
+    merge([tmp_path / name for name in order], tmp_path / "c", dest_format="lerobot", progress=False)
+    assert sorted(frames for *_, frames in streams(tmp_path / "c")) == [20, 21]
+    found = load_dataset(tmp_path / "c", layout="HWC", output="numpy")
+    assert found.source.pictures()[TOP] == "video"
+    for number, name in enumerate(order):
+        assert np.array_equal(found.load_episode(number)[LEFT], episode("ab".index(name))[LEFT])
+
+
+def test_without_statistics_they_are_counted(tmp_path):
+    write(tmp_path / "a", [0])
+    want = load_dataset(tmp_path / "a").source.stored(0, LEFT).stats
+    table = pq.read_table(tables_of(tmp_path / "a"))
+    pq.write_table(table.drop([n for n in table.column_names if n.startswith("stats/")]), tables_of(tmp_path / "a"))
+    assert load_dataset(tmp_path / "a").source.stored(0, LEFT).stats == {}
+    convert(tmp_path / "a", tmp_path / "b", dest_format="lerobot", progress=False)
+    assert load_dataset(tmp_path / "b").source.stored(0, LEFT).stats == want
+    assert pictures(tmp_path / "b") == pictures(tmp_path / "a")
+
+
+def test_an_episode_of_no_steps_is_left_out(tmp_path):
+    write(tmp_path / "a", [0, 1])
+    rows = pq.read_table(tables_of(tmp_path / "a")).to_pylist()
+    rows.append({**rows[-1], "episode_index": 2, "length": 0})
+    pq.write_table(pa.Table.from_pylist(rows), tables_of(tmp_path / "a"))
+    convert(tmp_path / "a", tmp_path / "b", dest_format="lerobot", progress=False)
+    assert load_dataset(tmp_path / "b").lengths.tolist() == [20, 21]
+    assert pictures(tmp_path / "b") == pictures(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", [TOP, LEFT])
+def test_pictures_of_a_set_that_is_written_over_are_not_copied(tmp_path, name, monkeypatch):
+    write(tmp_path / "a", [0, 1])
+    source = load_dataset(tmp_path / "a").source
+    later_than(tmp_path)
+    pattern = f"videos/{TOP}/*/*.mp4" if name == TOP else "data/*/*.parquet"
+    path = Path(sorted(glob.glob(f"{tmp_path}/a/{pattern}"))[0])
+    path.write_bytes(path.read_bytes())
+    with pytest.raises(ReplacedError, match="was written since"):
+        source.stored(0, name)
+    source = load_dataset(tmp_path / "a").source
+    source.stored(0, name)
+    real = source._refuse_newer
+
+    def write_meanwhile(path):
+        real(path)
+        later_than(tmp_path)
+        Path(tables_of(tmp_path / "a")).write_bytes(Path(tables_of(tmp_path / "a")).read_bytes())
+
+    monkeypatch.setattr(source, "_refuse_newer", write_meanwhile)
+    with pytest.raises(ReplacedError, match="another dataset"):
+        source.stored(0, name)
+    source = load_dataset(tmp_path / "a").source
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(ReplacedError, match="not there any more"):
+        source.stored(0, name)
+
+
+def test_packets_leave_the_decoder_as_good_as_new(tmp_path):
+    path = str(tmp_path / "film.mp4")
+    pictures = (
+        np.random.default_rng(0).integers(0, 200, (1, 48, 64, 3), np.uint8)
+        + np.arange(24, dtype=np.uint8)[:, None, None, None]
+    )
+    videos.encode_video(path, pictures, videos.Encoding(lossless=True, fps=10))
+    decoder, out = videos.Decoder(path), np.empty((1, 48, 64, 3), np.uint8)
+    for number, (first, count) in enumerate([(8, 8), (16, 8), (0, 8), (8, 16)]):
+        decoder.read([2 + number], out)
+        part = videos.Decoder("part", decoder.packets(first, count))
+        decoder.read([3 + number], out)
+        assert np.array_equal(out[0], pictures[3 + number])
+        got = np.empty((count, 48, 64, 3), np.uint8)
+        part.read(list(range(count)), got)
+        assert np.array_equal(got, pictures[first : first + count])
+    for first, count in [(4, 8), (16, 9), (24, 1), (0, 25), (8, 24)]:  # from between keyframes, or more than there are
+        assert decoder.packets(first, count) is None
