@@ -224,7 +224,7 @@ def _place_of(root: Any, name: str, others: Collection[str]) -> tuple[Any, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Contents:
     """What an open file holds beside its table of episodes."""
 
     columns: dict[str, Column]
@@ -232,13 +232,13 @@ class Found:
     others: list[str]
 
 
-def find_columns(root: Any, rows: int, fd: int = -1) -> Found:
+def find_columns(root: Any, rows: int, fd: int = -1) -> Contents:
     """Return the columns of an open file: its datasets; one below a group is named by its path.
 
     Raises:
         CorruptError: a link that leads elsewhere, a column with too few rows, or a name that two have.
     """
-    path, found = root.file.filename, Found({}, {}, [])
+    path, contents = root.file.filename, Contents({}, {}, [])
     for place, found_there in datasets(root):
         if place in (EPISODE_LENGTHS, EPISODE_OFFSETS):
             continue
@@ -249,21 +249,21 @@ def find_columns(root: Any, rows: int, fd: int = -1) -> Found:
         except ValueError as error:
             raise CorruptError(f"{path}: {place!r} has a bad name: {error}") from error
         if not dataset.shape or ("/" in place and dataset.shape[0] < rows):
-            found.others.append(place)
+            contents.others.append(place)
         elif dataset.shape[0] < rows:
             raise CorruptError(
                 f"{path}: column {name!r} has {dataset.shape[0]} rows, but the episodes need {rows}; its writer was "
                 "killed, or it is no column"
             )
-        elif name in found.columns or name in found.unsupported:
+        elif name in contents.columns or name in contents.unsupported:
             raise CorruptError(f"{path}: two columns have the name {name!r}; rename one of them")
         elif dataset.dtype.kind in "biufcS" or is_text(dataset.dtype):
-            found.columns[name] = Column(name, dataset, fd)
+            contents.columns[name] = Column(name, dataset, fd)
         else:
-            found.unsupported[name] = (
+            contents.unsupported[name] = (
                 f"of HDF5 type {dataset.dtype}, expected bool, integers, floats, complex or strings"
             )
-    return found
+    return contents
 
 
 def _cached(found: Any) -> Any:
@@ -494,9 +494,9 @@ class HDF5Source(DirectorySource):
             self.episode_columns = data_names(file.table)
             Facts.stated(file.table.attrs, PREFIX).give(self)
         self.schema = Schema(tuple(column.spec for column in file.columns.values()))
-        self.unsupported = file.found.unsupported
+        self.unsupported = file.contents.unsupported
         self._stamp = file.stamp
-        tell_left_out(self.path, file.found.others)
+        tell_left_out(self.path, file.contents.others)
 
     @property
     def opened(self) -> HDF5File:
@@ -576,11 +576,11 @@ class HDF5File:
                 self.stamp = stamp_of(os.fstat(self.fd))
                 with damage_named(path):
                     self.lengths, self.offsets = read_table(self.file)
-                    self.found = find_columns(self.file, num_rows(self.lengths, self.offsets), self.fd)
+                    self.contents = find_columns(self.file, num_rows(self.lengths, self.offsets), self.fd)
             except BaseException:
                 self.close()
                 raise
-        self.columns = self.found.columns
+        self.columns = self.contents.columns
         self.table = self.file[EPISODE_LENGTHS]
         self.fits = fits(self.table.attrs.get(_TABLE), self.lengths, self.offsets)
         _open_files.add(self)

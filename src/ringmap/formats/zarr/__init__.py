@@ -147,7 +147,7 @@ def episode_ends(group: Any, path: str) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Contents:
     """What a dataset holds beside its table of episodes."""
 
     columns: list[Column]
@@ -155,7 +155,7 @@ class Found:
     others: list[str]
 
 
-def find_columns(group: Any, path: str, ends: Array) -> Found:
+def find_columns(group: Any, path: str, ends: Array) -> Contents:
     """Return the columns of a dataset; those of other programs by the names of their arrays, with the groups that they
     are in.
 
@@ -164,7 +164,7 @@ def find_columns(group: Any, path: str, ends: Array) -> Found:
     Raises:
         CorruptError: a column has fewer rows than the episodes need, or does not describe itself.
     """
-    found, rows = Found([], {}, []), int(ends[-1]) if len(ends) else 0
+    contents, rows = Contents([], {}, []), int(ends[-1]) if len(ends) else 0
     given = group["data"].attrs.get("ringmap")
     if given is not None:
         for name, file, dtype, shape in given:
@@ -172,39 +172,39 @@ def find_columns(group: Any, path: str, ends: Array) -> Found:
             check_name(path, file)
             check_row(path, name, spec.row_nbytes)
             array = group["data"][file] if spec.row_nbytes else None
-            found.columns.append(Column(spec, array, file))
+            contents.columns.append(Column(spec, array, file))
     elif len(ends):
         for place in _arrays(path):
-            _add_foreign(found, group, path, place, rows)
-    for column in found.columns:
+            _add_foreign(contents, group, path, place, rows)
+    for column in contents.columns:
         if column.array is not None and column.array.shape[0] < rows:
             raise CorruptError(
                 f"{path}: column {column.spec.name!r} has {column.array.shape[0]} rows, but the episodes need {rows}"
             )
-    return found
+    return contents
 
 
-def _add_foreign(found: Found, group: Any, path: str, place: str, rows: int) -> None:
+def _add_foreign(contents: Contents, group: Any, path: str, place: str, rows: int) -> None:
     """Add an array of another program's, by its path in the dataset."""
     top, _, name = place.partition("/")
     if top != "data":
         if place != "meta/episode_ends":
-            found.others.append(place)
+            contents.others.append(place)
         return
     try:
         array = group[place]
         dtype = np.dtype(array.dtype)
     except UnsupportedError as error:
-        found.unsupported[name] = f"not read: {error}"
+        contents.unsupported[name] = f"not read: {error}"
         return
     if not array.shape or ("/" in name and array.shape[0] < rows):
-        found.others.append(place)
+        contents.others.append(place)
     elif dtype.kind not in "biufcSU":
-        found.unsupported[name] = f"of dtype {dtype}, which no column is"
+        contents.unsupported[name] = f"of dtype {dtype}, which no column is"
     else:
         check_row(path, name, math.prod(array.shape[1:]) * dtype.itemsize)
         spec = ColumnSpec(name, array.shape[1:], dtype.newbyteorder("="))
-        found.columns.append(Column(spec, array, name))
+        contents.columns.append(Column(spec, array, name))
 
 
 def _arrays(path: str, place: str = "") -> Iterator[str]:
@@ -388,8 +388,8 @@ class ZarrSource(DirectorySource):
             Facts.stated(meta.attrs, PREFIX).give(self)
             self.episode_columns = [str(n) for n in json.loads(meta.attrs.get(NAMES, "[]"))]
         self.schema = Schema(tuple(c.spec for c in handle.columns.values()))
-        self.unsupported = handle.found.unsupported
-        tell_left_out(self.path, handle.found.others)
+        self.unsupported = handle.contents.unsupported
+        tell_left_out(self.path, handle.contents.others)
 
     def _witnesses(self) -> Sequence[str]:
         return [os.path.join(self.path, name) for name in (".zgroup", "zarr.json")]
@@ -443,8 +443,8 @@ class _Handle:
         self.group = group
         self._path, self._refuse_newer = path, refuse_newer
         self.ends = episode_ends(group, path)  # first: a writer at work changes them last
-        self.found = find_columns(group, path, self.ends)
-        self.columns = {c.spec.name: c for c in self.found.columns}
+        self.contents = find_columns(group, path, self.ends)
+        self.columns = {c.spec.name: c for c in self.contents.columns}
         self._lock = threading.Lock()
         self._chunks: OrderedDict[tuple[str, int], Array] = OrderedDict()
         self._nbytes = 0
