@@ -289,7 +289,7 @@ class StoredDataset(Dataset):
         lineages, ordinals = super().origins()
         if ORIGIN_KEY in self.source.episode_columns:
             for number in range(len(self.lengths)):
-                said = origin_in(self.episode_data(number))
+                said = origin_in(self._data_at(number))
                 if said is not None:
                     lineages[number], ordinals[number] = np.frombuffer(said[0], np.uint8), said[1]
         return lineages, ordinals
@@ -306,9 +306,12 @@ class StoredDataset(Dataset):
         Raises:
             ClipIndexError: there is no such episode.
         """
-        return dict(
-            self.source.episode_data(int(self._in_source(self._episode_numbers(operator.index(episode_idx)))[0]))
-        )
+        found = self._data_at(self._episode_number(episode_idx))
+        return {name: value for name, value in found.items() if is_shown(name)}
+
+    def _data_at(self, number: int) -> Mapping[str, Any]:
+        """Return all data of an episode, those too that users do not see."""
+        return self.source.episode_data(int(self._in_source(np.array([number]))[0]))
 
     @property
     def episode_column_names(self) -> list[str]:

@@ -60,7 +60,7 @@ from ringmap.storage.commit.commit import UNNUMBERED, Commit, NewRecord
 from ringmap.storage.commit.store import Store
 from ringmap.storage.disk.calls import note_nested, thread
 from ringmap.storage.disk.files import Disk
-from ringmap.storage.records.blobs import encode_data, is_shown
+from ringmap.storage.records.blobs import encode_data
 from ringmap.storage.records.manifest import TRANSITIONS
 from ringmap.storage.records.step_file import EARLIER_LIMIT
 from ringmap.storage.ring.arrays import highest
@@ -545,8 +545,7 @@ class TransitionReplayBuffer(RingBuffer, PassBuffer):
         dataset = self.episode_dataset()
         for number in range(len(dataset.lengths)):
             with contextlib.suppress(ReplacedError):
-                episode, found = dict(dataset.load_episode(number)), dataset.episode_data(number)
-                data = {name: value for name, value in found.items() if is_shown(name)}
+                episode, data = dict(dataset.load_episode(number)), dataset.episode_data(number)
                 yield episode | ({EPISODE_DATA_KEY: data} if data else {})
 
     def dump(

@@ -151,6 +151,7 @@ def test_copies_know_their_origin(tmp_path, in_ram):
         dataset = copy if copy in files else copy.episode_dataset()
         assert {bytes(one) for one in dataset.origins()[0]} == {lineage}
         assert "_origin" not in dataset.episode_column_names
+        assert not any("_origin" in dataset.episode_data(number) for number in range(len(dataset.lengths)))
     assert not any("_origin" in one.get("_episode_data", {}) for one in sent.episodes())
     if in_ram:  # the sent one writes on
         step = ring.envs.step([0, 1, 2])
