@@ -182,9 +182,6 @@ class RobomimicSource(EpisodeSource):
             found[own] = _rows(column)
         return found
 
-    def _witnesses(self) -> Sequence[str]:
-        return (self.path,)
-
     def _kept(self, handle: Any) -> Any:
         return stamp_of(os.fstat(handle.file.id.get_vfd_handle()))
 

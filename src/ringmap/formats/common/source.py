@@ -39,6 +39,7 @@ import numpy as np
 
 from ringmap.errors import (
     CorruptError,
+    InputError,
     NotFoundError,
     ReplacedError,
     RingmapError,
@@ -381,8 +382,8 @@ class EpisodeSource(DirectorySource):
     A subclass calls `describe` at the end of its `__init__`, and supplies `_load`; it may supply `_episode_data`. Its
     attributes `fps`, a `Fraction`, and `reward_at`, "next" or "same", are None where they are not known.
     The dataset over it turns pictures, makes tensors, cuts clips, and takes all options of `load_dataset`. A read
-    raises ReplacedError where the path holds another folder or file than when it was opened, and CorruptError for what
-    a library raises.
+    raises ReplacedError where the path holds another folder or file than when it was opened, or a file that was written
+    since, and CorruptError for what a library raises, and for a column of another number of rows than its episode.
 
     Args:
         path: the folder or file; `self.path` is a string.
@@ -423,12 +424,21 @@ class EpisodeSource(DirectorySource):
             episode_columns: names of the data of episodes, those with `_` in front too.
 
         Raises:
-            InputError: they are no columns.
+            InputError: they are no lengths, or no columns.
         """
-        self.lengths = np.asarray(lengths, np.int32)
+        given = np.asarray(lengths)
+        if given.ndim != 1 or (len(given) and (given.dtype.kind not in "iu" or not _is_length(given).all())):
+            raise InputError(
+                f"{type(self).__name__}.describe: lengths must be a whole number for each episode, 0 to {_MOST_STEPS}, "
+                f"got {lengths!r}"[:300]
+            )
+        self.lengths = given.astype(np.int32)
         self.offsets = offsets_of(self.lengths)
         self.schema = Schema.parse(columns, type(self).__name__) if columns else Schema(())
         self.episode_columns = list(episode_columns)
+
+    def _witnesses(self) -> Sequence[str]:
+        return () if os.path.isdir(self.path) else (self.path,)
 
     def _open_file(self) -> Any:
         """Return what is kept open in a process, None for nothing."""
@@ -447,7 +457,18 @@ class EpisodeSource(DirectorySource):
 
     def _open(self) -> Any:
         file = self._open_file()
-        return EpisodeCache(functools.partial(self._load, file), file)
+        return EpisodeCache(functools.partial(self._checked, file), file)
+
+    def _checked(self, file: Any, number: int, columns: Sequence[str]) -> dict[str, Array]:
+        """Return what `_load` does; raise CorruptError if a column has another number of rows than the episode."""
+        found = self._load(file, number, columns)
+        for name in columns if self._units is None else ():
+            if name in found and len(found[name]) != self.lengths[number]:
+                raise CorruptError(
+                    f"{self.path}: column {name!r} has {len(found[name])} rows in episode {number}, expected "
+                    f"{self.lengths[number]}"
+                )
+        return found
 
     def _windows(
         self, handle: Any, columns: Sequence[str], starts: Array, length: int, stride: int
@@ -455,6 +476,13 @@ class EpisodeSource(DirectorySource):
         cache: EpisodeCache = handle
         units = self.offsets if self._units is None else self._units
         return cache.windows(columns, units, starts, length, stride, self.schema)
+
+
+_MOST_STEPS = np.iinfo(np.int32).max
+
+
+def _is_length(numbers: Array) -> Any:
+    return (numbers >= 0) & (numbers <= _MOST_STEPS)
 
 
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
