@@ -126,6 +126,16 @@ def test_wrong_arguments(disk):
         sampler.state_dict(taken=10_000)
 
 
+@pytest.mark.parametrize("wrong", [{"shuffle": 1}, {"shuffle": None}, {"place": 10_000}, {"count": 1}])
+def test_a_wrong_state_changes_nothing(disk, wrong):
+    sampler = disk.pass_sampler(seed=4)
+    next(iter(sampler))
+    before = sampler.state_dict()
+    with pytest.raises(InputError, match="shuffle must be True or False|the state is at item"):
+        sampler.load_state_dict({**before, **wrong})
+    assert sampler.state_dict() == before
+
+
 # -- readers and their workers -----------------------------------------------------------------
 
 

@@ -214,3 +214,46 @@ def test_a_state_of_another_sampler_changes_nothing(sampler):
     with pytest.raises(InputError, match="the state has that of a sampler|the state is that of"):
         buf.load_state_dict(theirs.state_dict())
     assert buf.state_dict() == before
+
+
+class Counted(BaseSampler):
+    """Leaves to the base whose state it is given."""
+
+    count = 0
+
+    def __call__(self, step, buffer, batch_size, history_len):
+        return np.zeros(batch_size, np.int64)
+
+    def small_state(self):
+        return {"kind": "Counted", "count": self.count}
+
+    def load_small_state(self, state):
+        self.count = state["count"]
+
+
+def test_the_base_refuses_another_s_state():
+    sampler = Counted()
+    sampler.load_state_dict({"kind": "Counted", "count": 2})
+    for other in ({"kind": "Other", "count": 3}, {"count": 3}, {"kind": ["Counted"], "count": 3}):
+        with pytest.raises(InputError, match=r"Counted\.load_state_dict: the state is that of"):
+            sampler.load_state_dict(other)
+    assert sampler.count == 2
+
+
+def test_a_stranger_s_state_need_not_say_its_kind():
+    class Plain:
+        seen = None
+
+        def __call__(self, step, buffer, batch_size, history_len):
+            return np.zeros(batch_size, np.int64)
+
+        def state_dict(self):
+            return {"count": 7}
+
+        def load_state_dict(self, state):
+            self.seen = state
+
+    for wrapped in (lambda plain: plain, lambda plain: MixtureSampler([(UniformSampler(0), 1), (plain, 1)], rng=0)):
+        buf, plain = filled(wrapped(Plain())), Plain()
+        filled(wrapped(plain)).sampler.load_state_dict(buf.sampler.state_dict())
+        assert plain.seen == {"count": 7}

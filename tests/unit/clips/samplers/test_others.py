@@ -1,5 +1,7 @@
 """The other samplers: frequencies against what they promise, with a control; epochs; options."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -247,3 +249,16 @@ def test_another_sampler_s_state_is_not_taken_over_at_opening(tmp_path):
     buf = ReplayBuffer(**options, sampler=RecencySampler(window=3, rng=0))
     assert buf.sample(8)["step"].min() >= 57
     buf.close()
+
+
+def test_an_epoch_goes_on_in_a_copy_that_comes_to_know_the_clips_after_an_eviction():
+    buf = ReplayBuffer(30, sampler=EpochSampler(seed=1))
+    for number in range(3):
+        buf.write_episode({"id": 10 * number + np.arange(10)})
+    first = buf.sample(5)["id"][:, 0].tolist()
+    buf.write_episode({"id": 30 + np.arange(10)})  # evicts 0 to 9
+    buf.sampler = pickle.loads(pickle.dumps(buf.sampler))
+    rest = []
+    while buf.sampler.left:
+        rest += buf.sample(1)["id"][:, 0].tolist()
+    assert sorted(set(rest) & set(range(10, 30))) == sorted(set(range(10, 30)) - set(first))
