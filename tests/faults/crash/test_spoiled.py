@@ -146,6 +146,38 @@ def test_a_call_whose_chunk_a_power_cut_took_keeps_nobody_from_adding(tmp_path):
     buf.close()
 
 
+@pytest.mark.parametrize(
+    ("options", "served"),
+    [
+        ({}, {0, 1, 4, 5, 6, 7, 8}),
+        ({"n_step": 3}, {4, 5, 6, 7, 8}),
+        ({"frame_stack": 4}, {0, 1, 7, 8}),
+        ({"frame_stack": 4, "n_step": 2}, {0, 7, 8}),
+    ],
+)
+def test_rows_around_a_call_whose_chunk_a_power_cut_took_read_none_of_it(tmp_path, options, served):
+    """What led to it, what sums over it and what has frames of it is not served."""
+    options = {"device": None, "sync_every_s": 0, "path": tmp_path / "buf", "storage": Zarr("lz4", 3), **options}
+    buf = Transitions(40, (4,), seed=0, **options)
+    for number in range(9):
+        frames = np.maximum(np.tile(number + np.arange(5, dtype=np.float32), (3, 1)), 3)
+        add(buf, (frames[:, :4], np.full(3, number), np.ones(3), frames[:, 1:], np.zeros(3)))
+    buf._ring.buffer.engine.owned.abandon()
+    for chunk in (tmp_path / "buf/columns").glob("*.zarr/c.3"):
+        chunk.unlink()
+    buf = RebootedTransitions(40, (4,), seed=0, **options)
+    batches = [buf.sample(3) for _ in range(60)]
+    actions, newest, later = (
+        np.concatenate([batch[name].reshape(3, -1)[:, -1] for batch in batches])
+        for name in ("actions", "observations", "next_observations")
+    )
+    assert set(actions.tolist()) == served
+    assert np.array_equal(newest, actions + 3)
+    assert (later > newest).all()
+    assert buf.check() == []
+    buf.close()
+
+
 def test_successors_of_other_rows_do_not_count(calls):
     """Both files end where the newest rows do, and are of rows that a power cut took."""
     path, options = calls
